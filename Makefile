@@ -1,0 +1,40 @@
+# Every target sets up what it needs in .venv; nothing outside this folder is touched.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check format bench clean
+
+# -n 2: the suite is many short compilations, which two processes share well.
+PYTEST := $(BIN)/python -m pytest -q -n 2
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+demo: $(STAMP)  ## stream digits through CCA: a progress bar, a table against the exact answer, a picture
+	$(BIN)/eigenstream demo
+
+test: $(STAMP)  ## the whole suite, with coverage
+	$(PYTEST) --cov --cov-report=term
+
+check: $(STAMP)  ## lint, types, imports, the fast tests: before every commit
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) -m "not slow"
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## cost as the work grows, and against peers; results under docs/results/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]"
+	$(BIN)/python benchmarks/cost.py
+	$(BIN)/python benchmarks/exact_cca.py
+
+clean:
+	rm -rf $(VENV) .coverage .mypy_cache .pytest_cache .ruff_cache

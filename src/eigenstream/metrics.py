@@ -1,0 +1,152 @@
+"""How far an answer is from the truth. Vectors are columns, ``(d, k)``, as SciPy gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+__all__ = ["angles", "proportion_captured", "residuals", "subspace_error", "tcc"]
+
+
+def _apply(M: Any, V: np.ndarray) -> np.ndarray:
+    return V if M is None else np.asarray(M @ V, np.float64)
+
+
+def _quotients(V: np.ndarray, A: Any, B: Any) -> np.ndarray:
+    return (V * _apply(A, V)).sum(0) / (V * _apply(B, V)).sum(0)
+
+
+def _pair(V: Any, V_true: Any) -> tuple[np.ndarray, np.ndarray]:
+    V, V_true = np.asarray(V, np.float64), np.asarray(V_true, np.float64)
+    if V.ndim != 2 or V.shape != V_true.shape:
+        raise ValueError(f"V has shape {V.shape} and V_true {V_true.shape}: give two (d, k) arrays of columns")
+    return V, V_true
+
+
+def subspace_error(V: Any, V_true: Any, B: Any = None) -> float:
+    """``1 - tr(U* P) / k`` after mapping both spans through ``B^{1/2}`` (appendix A): 0 is perfect, 1 is disjoint.
+
+    Parameters
+    ----------
+    V, V_true : (d, k) arrays
+    B : (d, d) array, sparse matrix or operator, optional
+        The metric; the identity if left out. Only products with it are taken.
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> round(es.metrics.subspace_error(np.eye(3)[:, :2], np.eye(3)[:, 1:]), 6)
+    0.5
+    """
+    V, V_true = _pair(V, V_true)
+    Q, Q_true = (_orthonormal(W, B) for W in (V, V_true))
+    # rank Q - ‖Q*ᵀ B Q‖² as ‖Q - Q* Q*ᵀ B Q‖², without the cancellation near 0; directions V lacks are lost whole.
+    rest = Q - Q_true @ (Q_true.T @ _apply(B, Q))
+    lacking = V.shape[1] - Q.shape[1]
+    return float((lacking + (rest * _apply(B, rest)).sum()) / V.shape[1])
+
+
+def _orthonormal(V: np.ndarray, B: Any) -> np.ndarray:
+    V = V / np.sqrt((V * _apply(B, V)).sum(0))
+    for _ in range(2):
+        gram = V.T @ _apply(B, V)
+        sigma, U = scipy.linalg.eigh((gram + gram.T) / 2)
+        keep = sigma > 1e-12 * sigma[-1]
+        V = V @ U[:, keep] / np.sqrt(sigma[keep])
+    return V
+
+
+def angles(V: Any, V_true: Any, B: Any = None) -> np.ndarray:
+    """The angle between each vector and its match, whatever their signs, in radians.
+
+    Parameters
+    ----------
+    V, V_true : (d, k) arrays
+    B : (d, d) array, sparse matrix or operator, optional
+        The metric that angles are measured in; the identity if left out.
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> np.degrees(es.metrics.angles(np.array([[1.0], [1.0]]), np.array([[-1.0], [0.0]]))).round().tolist()
+    [45.0]
+    """
+    V, V_true = _pair(V, V_true)
+    V, V_true = (W / np.sqrt((W * _apply(B, W)).sum(0)) for W in (V, V_true))
+    cosine = (V * _apply(B, V_true)).sum(0)
+    rest = V - V_true * cosine
+    return np.arctan2(np.sqrt(np.maximum((rest * _apply(B, rest)).sum(0), 0)), np.abs(cosine))
+
+
+def residuals(V: Any, eigenvalues: Any, A: Any, B: Any = None) -> np.ndarray:
+    """``‖A v - λ B v‖ / (‖A v‖ + |λ| ‖B v‖)`` of each pair.
+
+    Parameters
+    ----------
+    V : (d, k) array
+    eigenvalues : (k,) array
+    A, B : matrices, sparse matrices or operators
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> es.metrics.residuals(np.eye(2), [2.0, 1.0], np.diag([2.0, 1.0])).tolist()
+    [0.0, 0.0]
+    """
+    V, lam = np.asarray(V, np.float64), np.asarray(eigenvalues, np.float64)
+    AV, BV = _apply(A, V), _apply(B, V)
+    size = np.linalg.norm(AV, axis=0) + np.abs(lam) * np.linalg.norm(BV, axis=0)
+    return np.linalg.norm(AV - lam * BV, axis=0) / np.where(size > 0, size, 1)
+
+
+def proportion_captured(V: Any, A: Any, B: Any = None, eigenvalues: Any = None) -> float:
+    """The sum of the vectors' Rayleigh quotients over the sum of the leading eigenvalues (section 5).
+
+    Parameters
+    ----------
+    V : (d, k) array
+    A, B : matrices, sparse matrices or operators
+    eigenvalues : array, optional
+        The true ones, descending; solved for if left out.
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> es.metrics.proportion_captured(np.eye(3)[:, 1:2], np.diag([4.0, 3.0, 1.0]))
+    0.75
+    """
+    V = np.asarray(V, np.float64)
+    k = V.shape[1]
+    if eigenvalues is None:
+        d = V.shape[0]
+        eigenvalues = scipy.linalg.eigh(A, B, eigvals_only=True, subset_by_index=[d - k, d - 1])
+    return float(_quotients(V, A, B).sum() / np.sort(np.asarray(eigenvalues))[::-1][:k].sum())
+
+
+def tcc(scores_x: Any, scores_y: Any, correlations: Any) -> float:
+    """Total correlation captured: canonical correlations of two sets of scores, summed, over the best there are.
+
+    Parameters
+    ----------
+    scores_x, scores_y : (n, k) arrays
+        The two views projected on their directions; any invertible mixing of columns gives the same.
+    correlations : array
+        The exact correlations, of which the leading ``k`` count.
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> Z = np.random.default_rng(0).normal(size=(100, 2))
+    >>> round(es.metrics.tcc(Z, Z @ [[1.0, 2.0], [0.0, 1.0]], [1.0, 1.0]), 6)
+    1.0
+    """
+    bases = []
+    for scores in (scores_x, scores_y):
+        Z = np.asarray(scores, np.float64)
+        Z = Z - Z.mean(0)
+        U, s, _ = np.linalg.svd(Z / np.maximum(np.linalg.norm(Z, axis=0), np.finfo(float).tiny), full_matrices=False)
+        bases.append(U[:, s > 1e-10 * s[0]])
+    captured = np.linalg.svd(bases[0].T @ bases[1], compute_uv=False).sum()
+    return float(captured / np.sort(np.asarray(correlations))[::-1][: np.shape(scores_x)[1]].sum())

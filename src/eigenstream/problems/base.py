@@ -1,0 +1,220 @@
+"""What a problem is: the products ``A V`` and ``B V`` of one batch, and the sums an exact solution needs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import scipy.sparse
+
+from eigenstream import rows, trees
+from eigenstream.moments import Moments
+
+Tree = Any
+
+
+class Products(NamedTuple):
+    """``A V`` and ``B V``, each shaped like ``V``."""
+
+    AV: Tree
+    BV: Tree
+
+
+class Problem:
+    """Base of all problems; as it stands, one whose batch is a pytree of views and which centres them.
+
+    A problem is pure. Host code calls `accept` on what the stream yields; a solver keeps the problem's ``memory`` in
+    its state, lets `observe` learn from each batch, and asks `estimate` for ``A V`` and ``B V``.
+    """
+
+    center: bool | str
+    ridge: float
+
+    #: The leading eigenvalues are known to be positive, which the game's penalties assume.
+    positive: bool = False
+    #: ``B`` is the identity.
+    orthonormal: bool = False
+    #: The products are exact, with no sampling in them.
+    noiseless: bool = False
+    #: ``n`` rows hold at most ``n`` components.
+    rank_of_rows: bool = True
+    #: Into how many independent parts a batch is cut for ``A`` and for ``B``.
+    shares: tuple[int, int] = (1, 1)
+
+    def accept(self, batch: Tree) -> Tree:
+        """Check a batch on the host and give it its canonical form, or raise a `ValueError` that says what to do."""
+        return check_views(batch)
+
+    def template(self, batch: Tree) -> Tree:
+        """Shape and dtype of one player."""
+        return rows.template(batch)
+
+    def start(self, batch: Tree) -> Tree:
+        """What the problem remembers of the stream, before the first batch."""
+        return rows.start_mean(batch) if self.center == "running" else ()
+
+    def observe(self, memory: Tree, batch: Tree) -> Tree:
+        """Learn from a batch: here the running mean, where that is how rows are centred."""
+        return rows.update_mean(memory, batch) if self.center == "running" else memory
+
+    def rows(self, memory: Tree, *parts: Tree) -> Tree:
+        """The centred rows that `products` takes; several parts where factors within ``A`` must be independent."""
+        (batch,) = parts
+        if self.center == "running":
+            return rows.centre_by_mean(batch, memory)
+        return rows.centre_by_batch(batch) if self.center else batch
+
+    def products(self, x: Tree, V: Tree) -> Products:
+        """``A V`` and ``B V`` from rows, or from a covariance in their place."""
+        raise NotImplementedError
+
+    def estimate(self, memory: Tree, batch: Tree, V: Tree, independent: bool) -> list[tuple[Products, Products]]:
+        """Pairs of products to take ``A`` from the first and ``B`` from the second of, and average over.
+
+        The same batch for both makes one pair. Otherwise the batch is cut, ``A`` and ``B`` come from parts that share
+        no row, and the parts take turns: every row serves both, and no pair is biased.
+        """
+        if not independent:
+            whole = self.products(self.rows(memory, batch), V)
+            return [(whole, whole)]
+        for_a, m = self.shares[0], sum(self.shares)
+        parts = rows.split(batch, (1,) * m)
+        single = [self.products(self.rows(memory, part), V) for part in parts]
+
+        def first(r: int) -> Products:
+            if for_a == 1:
+                return single[r]
+            return self.products(self.rows(memory, *[parts[(r + i) % m] for i in range(for_a)]), V)
+
+        return [(first(r), single[(r + for_a) % m]) for r in range(m)]
+
+    def fewest_rows(self, independent: bool) -> int:
+        """The smallest batch that `estimate` can use."""
+        least = 2 if self.center is True else 1
+        return least * sum(self.shares) if independent else least
+
+    def most_components(self, sizes: list[int]) -> int:
+        """How many components there are in views of these dimensions or ranks."""
+        return sum(sizes)
+
+    def statistics(self, batch: Tree, repeatable: bool) -> Any:
+        """An empty accumulator of the sums behind the exact ``A`` and ``B``."""
+        return ViewStatistics(self, self.template(batch))
+
+
+class ViewStatistics:
+    """The second moments of all views together."""
+
+    def __init__(self, problem: Problem, template: Tree, moments: Moments | None = None):
+        self.problem, self.template = problem, template
+        self.moments = moments or Moments.empty(trees.size(template))
+
+    def add(self, batches: list[Tree]) -> ViewStatistics:
+        return ViewStatistics(self.problem, self.template, self.moments.add([rows.dense_or_csr(b) for b in batches]))
+
+    def again(self) -> None:
+        """One pass is enough."""
+
+    def operands(self) -> Tree:
+        C = self.moments.covariance() if self.problem.center else self.moments.second_moment()
+        return rows.covariance_view(C, self.template)
+
+
+class Negated(Problem):
+    """The same problem with ``-A``: its largest eigenvalues are the other's smallest."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.center, self.ridge = problem.center, problem.ridge
+        self.shares = problem.shares
+        self.orthonormal = problem.orthonormal
+        self.noiseless = problem.noiseless
+        self.rank_of_rows = problem.rank_of_rows
+
+    def accept(self, batch: Tree) -> Tree:
+        return self.problem.accept(batch)
+
+    def template(self, batch: Tree) -> Tree:
+        return self.problem.template(batch)
+
+    def start(self, batch: Tree) -> Tree:
+        return self.problem.start(batch)
+
+    def observe(self, memory: Tree, batch: Tree) -> Tree:
+        return self.problem.observe(memory, batch)
+
+    def estimate(self, memory: Tree, batch: Tree, V: Tree, independent: bool) -> list[tuple[Products, Products]]:
+        def negated(p: Products) -> Products:
+            return Products(trees.scale(-1, p.AV), p.BV)
+
+        return [(negated(p), negated(q)) for p, q in self.problem.estimate(memory, batch, V, independent)]
+
+    def fewest_rows(self, independent: bool) -> int:
+        return self.problem.fewest_rows(independent)
+
+    def most_components(self, sizes: list[int]) -> int:
+        return self.problem.most_components(sizes)
+
+
+jax.tree_util.register_pytree_node(Negated, lambda p: ((p.problem,), None), lambda _, children: Negated(*children))
+
+
+def view_sizes(template: Tree) -> list[int]:
+    """The dimension of every view: of the parts of a tuple, or of the whole."""
+    return [trees.size(view) for view in template] if isinstance(template, tuple) else [trees.size(template)]
+
+
+def static(cls: type) -> type:
+    """Register a problem without arrays as a pytree that is all structure."""
+    return jax.tree_util.register_static(cls)
+
+
+def check_options(center: Any, ridge: float) -> None:
+    if center not in (True, False, "running"):
+        raise ValueError(f"center={center!r}: give True (each batch's mean), False (rows are centred) or 'running'")
+    if not ridge >= 0:
+        raise ValueError(f"ridge={ridge!r}: give a number of at least 0, relative to the mean eigenvalue of B")
+
+
+def check_rows(x: Any, name: str) -> Any:
+    """One leaf of rows as a float array or a float CSR matrix, checked."""
+    if scipy.sparse.issparse(x):
+        x = x.tocsr()
+        return x.astype(np.float32) if x.dtype.kind in "biu" else _checked(x, name, x.data)
+    if not isinstance(x, jax.Array | rows.Sparse):
+        x = np.asarray(x)
+    if isinstance(x, rows.Sparse):
+        return x
+    if x.dtype.kind in "biu":
+        x = x.astype(np.float32)
+    return _checked(x, name, x)
+
+
+def _checked(x: Any, name: str, values: Any) -> Any:
+    # JAX's own small floats, bfloat16 among them, are of kind "V" to NumPy.
+    if x.dtype.kind not in "fV":
+        raise ValueError(f"{name} has dtype {x.dtype}: give real numbers (split complex ones into two columns)")
+    if x.ndim < 2:
+        raise ValueError(f"{name} has shape {x.shape}: give rows by features, at least two dimensions (x[:, None])")
+    # A device array is not read back: a non-finite one is caught by the step that meets it.
+    if isinstance(values, np.ndarray) and not np.isfinite(values.sum()) and not np.isfinite(values).all():
+        raise ValueError(f"{name} holds NaN or infinity: drop or impute those rows before they are streamed")
+    return x
+
+
+def check_views(batch: Tree) -> Tree:
+    """Every leaf checked, and all of the same number of rows."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(
+        batch, is_leaf=lambda x: not isinstance(x, list | tuple | dict)
+    )
+    if not paths:
+        raise ValueError("the batch holds no array: give rows by features")
+    named = [(f"batch{jax.tree_util.keystr(path)}", x) for path, x in paths]
+    checked = [check_rows(x, name) for name, x in named]
+    lengths = {name: rows.n_rows(x) for (name, _), x in zip(named, checked, strict=True)}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the views have unequal numbers of rows, {lengths}: row r of each must be the same sample")
+    if not next(iter(lengths.values())):
+        raise ValueError("the batch has no rows: leave empty batches out of the stream")
+    return jax.tree.unflatten(structure, checked)

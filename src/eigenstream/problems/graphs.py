@@ -1,0 +1,110 @@
+"""Graph Laplacians from a stream of weighted edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from scipy.sparse import csgraph
+
+from eigenstream.problems.base import Problem, Products, check_options, static
+from eigenstream.problems.matrices import Operands
+
+Tree = Any
+
+
+@static
+@dataclass(frozen=True)
+class Edges(Problem):
+    """``A = Σ w (e_i - e_j)(e_i - e_j)ᵀ``; ``B`` is the diagonal of degrees if normalised, else the identity.
+
+    A batch estimates the mean over edges. With ``B`` the degrees the eigenvalues do not depend on the number of edges;
+    with ``B = I`` they do, and ``n_edges`` restores it.
+    """
+
+    n_nodes: int
+    normalized: bool = True
+    n_edges: int | None = None
+    ridge: float = 0.0
+    center = False
+    positive = True
+    rank_of_rows = False
+
+    def __post_init__(self) -> None:
+        check_options(self.center, self.ridge)
+        if not self.normalized and self.n_edges is None:
+            raise ValueError("n_edges is needed for the plain Laplacian of a stream: its eigenvalues grow with it")
+
+    @property
+    def orthonormal(self) -> bool:  # type: ignore[override]
+        return not self.normalized
+
+    def accept(self, batch: Tree) -> Tree:
+        if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+            raise ValueError("a batch of edges is a tuple (sources, targets) or (sources, targets, weights)")
+        i, j = (np.asarray(end) for end in batch[:2])
+        w = np.asarray(batch[2] if len(batch) == 3 else np.ones(len(i)))
+        if not (i.shape == j.shape == w.shape and i.ndim == 1 and len(i)):
+            raise ValueError(f"edges have shapes {i.shape}, {j.shape}, {w.shape}: give equal lengths, at least 1")
+        for name, end in (("sources", i), ("targets", j)):
+            if end.dtype.kind not in "iu" or end.min() < 0 or end.max() >= self.n_nodes:
+                raise ValueError(f"{name} must be whole numbers from 0 to n_nodes - 1 = {self.n_nodes - 1}")
+        if w.dtype.kind not in "biuf" or not (np.isfinite(w).all() and (w >= 0).all()):
+            raise ValueError("weights must be finite and not negative: a Laplacian has no negative edges")
+        w = w if w.dtype.kind == "f" else w.astype(np.float32)
+        return i.astype(np.int32), j.astype(np.int32), w
+
+    def template(self, batch: Tree) -> Tree:
+        return jax.ShapeDtypeStruct((self.n_nodes,), jax.dtypes.canonicalize_dtype(batch[2].dtype))
+
+    def rows(self, memory: Tree, *parts: Tree) -> Tree:
+        return parts[0]
+
+    def products(self, x: Tree, V: Tree) -> Products:
+        i, j, w = x
+        w = jnp.where(i == j, 0, w) * ((self.n_edges or 1) / w.shape[0])
+        flow = w * (V[:, i] - V[:, j])
+        AV = jnp.zeros_like(V).at[:, i].add(flow).at[:, j].add(-flow)
+        degrees = jnp.ones_like(V[0])
+        if self.normalized:
+            degrees = jnp.zeros_like(V[0]).at[i].add(w).at[j].add(w)
+        return Products(AV, (degrees + self.ridge * degrees.mean()) * V)
+
+    def statistics(self, batch: Tree, repeatable: bool) -> Any:
+        return EdgeStatistics(self, scipy.sparse.csr_matrix((self.n_nodes, self.n_nodes)), 0)
+
+
+class EdgeStatistics:
+    """The summed adjacency, sparse."""
+
+    def __init__(self, problem: Edges, adjacency: Any, count: int):
+        self.problem, self.adjacency, self.count = problem, adjacency, count
+
+    def add(self, batches: list[Tree]) -> EdgeStatistics:
+        i, j, w = (np.concatenate(column) for column in zip(*batches, strict=True))
+        new = scipy.sparse.coo_matrix((w.astype(np.float64), (i, j)), shape=self.adjacency.shape).tocsr()
+        return EdgeStatistics(self.problem, self.adjacency + new, self.count + len(i))
+
+    def again(self) -> None:
+        """One pass is enough."""
+
+    def operands(self) -> Operands:
+        scale = (self.problem.n_edges or 1) / self.count
+        symmetric = (self.adjacency + self.adjacency.T) * scale
+        return laplacian_pair(symmetric, self.problem.normalized, self.problem.ridge)
+
+
+def laplacian_pair(W: Any, normalized: bool, ridge: float) -> Operands:
+    """``L = D - W`` and, for the normalised problem, ``D``, of a symmetric adjacency; sparse in, sparse out."""
+    L, degrees = csgraph.laplacian(W.astype(np.float64), return_diag=True)
+    if not normalized:
+        degrees = np.ones_like(degrees)
+    degrees = degrees + ridge * degrees.mean()
+    if not (degrees > 0).all():
+        lonely = np.flatnonzero(degrees <= 0)[:5].tolist()
+        raise ValueError(f"nodes {lonely} have no edges, so B is singular: drop them, or give a ridge")
+    return Operands(L, scipy.sparse.diags_array(degrees).tocsr() if normalized or ridge else None)

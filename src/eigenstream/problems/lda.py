@@ -1,0 +1,126 @@
+"""Linear discriminant analysis, with class statistics learned from the stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eigenstream import rows, trees
+from eigenstream.moments import Moments
+from eigenstream.problems.base import Problem, Products, check_options, check_views, static
+
+Tree = Any
+
+
+class Classes(NamedTuple):
+    """Rows seen of each class, and their means."""
+
+    counts: jax.Array
+    means: Tree
+
+
+class Scatters(NamedTuple):
+    """Deviations of rows from their class means, and of class means from the grand mean."""
+
+    within: Tree
+    between: Tree
+
+
+@static
+@dataclass(frozen=True)
+class LDA(Problem):
+    """``A``: the covariance between class means, weighted by frequency; ``B``: the covariance within classes."""
+
+    n_classes: int
+    ridge: float = 0.0
+    center = False
+    positive = True
+
+    def __post_init__(self) -> None:
+        check_options(self.center, self.ridge)
+        if not (isinstance(self.n_classes, int) and self.n_classes >= 2):
+            raise ValueError(f"n_classes={self.n_classes!r}: give the number of classes, two or more")
+
+    def accept(self, batch: Tree) -> Tree:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise ValueError("LDA's batch is a pair (X, labels)")
+        x, labels = check_views(batch[0]), np.asarray(batch[1])
+        if labels.shape != (rows.n_rows(x),):
+            raise ValueError(f"labels have shape {labels.shape} for {rows.n_rows(x)} rows: give one label a row")
+        if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= self.n_classes:
+            raise ValueError(f"labels must be whole numbers from 0 to n_classes - 1 = {self.n_classes - 1}")
+        return x, labels.astype(np.int32)
+
+    def template(self, batch: Tree) -> Tree:
+        return rows.template(batch[0])
+
+    def start(self, batch: Tree) -> Classes:
+        means = jax.tree.map(lambda s: jnp.zeros((self.n_classes, *s.shape), s.dtype), self.template(batch))
+        return Classes(jnp.zeros(self.n_classes), means)
+
+    def _membership(self, labels: Any, dtype: Any) -> jax.Array:
+        return jax.nn.one_hot(labels, self.n_classes, dtype=dtype)
+
+    def observe(self, memory: Classes, batch: Tree) -> Classes:
+        x, labels = batch
+        member = self._membership(labels, memory.counts.dtype)
+        arrived = member.sum(0)
+        counts = memory.counts + arrived
+
+        def one(leaf: Any, m: Any) -> Any:
+            sums = rows.column_sums(leaf, member.astype(m.dtype))
+            column = (-1,) + (1,) * (m.ndim - 1)
+            return m + (sums - arrived.reshape(column) * m) / jnp.maximum(counts, 1).reshape(column)
+
+        return Classes(counts, rows.map_leaves(one, x, memory.means))
+
+    def rows(self, memory: Classes, *parts: Tree) -> Scatters:
+        ((x, labels),) = parts
+        member = self._membership(labels, rows.template(rows.leaves(x)[0]).dtype)
+        within = rows.less(x, member, memory.means)
+        return Scatters(within, between_rows(memory.counts, memory.means))
+
+    def products(self, x: Scatters, V: Tree) -> Products:
+        AV = rows.lift(x.between, rows.project(x.between, V))
+        return Products(AV, rows.metric(x.within, V, rows.project(x.within, V), self.ridge))
+
+    def most_components(self, sizes: list[int]) -> int:
+        return min(self.n_classes - 1, sum(sizes))
+
+    def statistics(self, batch: Tree, repeatable: bool) -> Any:
+        d = trees.size(self.template(batch))
+        return ClassStatistics(self.template(batch), Moments.empty(d, self.n_classes))
+
+
+def between_rows(counts: Any, means: Tree) -> Tree:
+    """Class means less the grand mean, scaled so that the mean of their outer products is the between covariance."""
+    share = counts / counts.sum()
+
+    def one(m: Any) -> Any:
+        flat = m.reshape(m.shape[0], -1)
+        deviations = (share * len(share))[:, None] ** 0.5 * (flat - share @ flat)
+        return deviations.astype(m.dtype).reshape(m.shape)
+
+    return jax.tree.map(one, means)
+
+
+class ClassStatistics:
+    """Counts, means and the pooled scatter of the classes."""
+
+    def __init__(self, template: Tree, moments: Moments):
+        self.template, self.moments = template, moments
+
+    def add(self, batches: list[Tree]) -> ClassStatistics:
+        matrices, labels = [rows.dense_or_csr(x) for x, _ in batches], [y for _, y in batches]
+        return ClassStatistics(self.template, self.moments.add(matrices, labels))
+
+    def again(self) -> None:
+        """One pass is enough."""
+
+    def operands(self) -> Scatters:
+        within = rows.covariance_view(self.moments.scatter / self.moments.n, self.template)
+        return Scatters(within, between_rows(self.moments.counts, trees.rows(self.moments.means.T, self.template)))

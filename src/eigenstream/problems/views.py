@@ -1,0 +1,95 @@
+"""PCA, CCA of any number of views, and PLS: problems of second moments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from eigenstream import rows, trees
+from eigenstream.problems.base import Problem, Products, check_options, check_views, static
+
+Tree = Any
+
+
+@static
+@dataclass(frozen=True)
+class PCA(Problem):
+    """``A = E[x xᵀ]``, ``B = I``."""
+
+    center: bool | str = True
+    ridge: float = 0.0
+    positive = True
+    orthonormal = True
+
+    def __post_init__(self) -> None:
+        check_options(self.center, self.ridge)
+
+    def products(self, x: Tree, V: Tree) -> Products:
+        return Products(rows.lift(x, rows.project(x, V)), trees.scale(1 + self.ridge, V))
+
+
+@static
+@dataclass(frozen=True)
+class CCA(Problem):
+    """``A``: the covariances between different views; ``B``: those within each view."""
+
+    views: int | None = None
+    center: bool | str = True
+    ridge: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_options(self.center, self.ridge)
+
+    @property
+    def positive(self) -> bool:  # type: ignore[override]
+        # Of two views the eigenvalues are ±ρ, so the leading min(dx, dy) are not negative.
+        return self.views == 2
+
+    def accept(self, batch: Tree) -> Tree:
+        return accept_views(batch, self.views)
+
+    def products(self, x: Tree, V: Tree) -> Products:
+        scores = [rows.project(xi, vi) for xi, vi in zip(x, V, strict=True)]
+        total = sum(scores[1:], start=scores[0])
+        AV = tuple(rows.lift(xi, total - s) for xi, s in zip(x, scores, strict=True))
+        BV = tuple(rows.metric(xi, vi, s, self.ridge) for xi, vi, s in zip(x, V, scores, strict=True))
+        return Products(AV, BV)
+
+    def most_components(self, sizes: list[int]) -> int:
+        return most_of_views(sizes)
+
+
+@static
+@dataclass(frozen=True)
+class PLS(Problem):
+    """``A = [[0, Cxy], [Cyx, 0]]``, ``B = I``."""
+
+    center: bool | str = True
+    ridge: float = 0.0
+    positive = True
+    orthonormal = True
+
+    def __post_init__(self) -> None:
+        check_options(self.center, self.ridge)
+
+    def accept(self, batch: Tree) -> Tree:
+        return accept_views(batch, 2)
+
+    def products(self, x: Tree, V: Tree) -> Products:
+        AV, _ = CCA.products(CCA(2), x, V)
+        return Products(AV, trees.scale(1 + self.ridge, V))
+
+    def most_components(self, sizes: list[int]) -> int:
+        return most_of_views(sizes)
+
+
+def accept_views(batch: Tree, views: int | None) -> Tree:
+    if not isinstance(batch, tuple | list) or len(batch) < 2 or (views and len(batch) != views):
+        seen = f"{len(batch)} views" if isinstance(batch, tuple | list) else type(batch).__name__
+        raise ValueError(f"batch is {seen}: give a tuple of {views or 'two or more'} views with the same rows")
+    return check_views(tuple(batch))
+
+
+def most_of_views(sizes: list[int]) -> int:
+    """Past the smaller of two views the eigenvalues are 0 and the negatives; of more views all count."""
+    return min(sizes) if len(sizes) == 2 else sum(sizes)

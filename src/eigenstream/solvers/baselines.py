@@ -1,0 +1,114 @@
+"""Other people's streaming solvers, each as its paper has it, for honest comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import jax.scipy.linalg
+
+from eigenstream import trees
+from eigenstream.problems.base import Problem, Products
+from eigenstream.solvers.stochastic import Stochastic
+
+Tree = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class EckartYoung(Stochastic):
+    """GEP-EY (Chapman, Wells and Lawry Aguila, 2024): descend ``-2 tr(W'AW) + tr((W'BW)²)``.
+
+    The minimum spans the leading eigenvectors with ``W'BW`` their eigenvalues: a subspace, ordered by ``polish=True``.
+
+    Parameters
+    ----------
+    nested : bool
+        The ordered form: player ``i`` sees players ``j ≤ i`` only, so the eigenvectors come out one by one.
+    learning_rate, optimizer, independent, shards, epsilon, shift, polish
+        See `eigenstream.solvers.Stochastic`. ``independent`` takes the two ``B`` of the penalty from two parts. For CCA
+        its authors add the diagonal blocks to ``A``, which is ``shift=1.0``.
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> solver = es.solvers.EckartYoung(learning_rate=0.02, shift=0.0, nested=True)
+    >>> problem = es.problems.matrices(np.diag([3.0, 2.0, 1.0]))
+    >>> es.solve(problem, None, k=2, solver=solver, max_steps=1000).eigenvalues.round(3).tolist()
+    [3.0, 2.0]
+    """
+
+    nested: bool = False
+
+    def direction(self, V: Tree, aux: Tree, first: Products, second: Products) -> Tree:
+        # Column i of BW(W'BW) is row i of (V·BVᵀ)·BV, the Gram matrix and the vectors from different parts.
+        G = trees.gram(V, first.BV)
+        penalty = trees.combine(jnp.tril(G) if self.nested else G, second.BV)
+        return trees.scale(4, trees.subtract(first.AV, penalty))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGHA(Stochastic):
+    """Stochastic generalized Hebbian algorithm (Chen, Li, Yang, Yang and Zhao, 2019): ``W += η(AW - BW(W'AW))``.
+
+    Its fixed points span eigenvectors with ``W'BW = I``: a subspace, ordered by ``polish=True``.
+
+    Parameters
+    ----------
+    ordered : bool
+        GHA-GEP: the upper triangle of ``W'AW`` only, so the eigenvectors come out one by one.
+    learning_rate, optimizer, independent, shards, epsilon, shift, polish
+        See `eigenstream.solvers.Stochastic`.
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> solver = es.solvers.SGHA(learning_rate=0.1, shift=0.0, ordered=True)
+    >>> problem = es.problems.matrices(np.diag([3.0, 2.0, 1.0]))
+    >>> es.solve(problem, None, k=2, solver=solver, max_steps=1000).eigenvalues.round(3).tolist()
+    [3.0, 2.0]
+    """
+
+    ordered: bool = False
+
+    def direction(self, V: Tree, aux: Tree, first: Products, second: Products) -> Tree:
+        G = trees.gram(V, first.AV)
+        return trees.subtract(first.AV, trees.combine(jnp.tril(G) if self.ordered else G, second.BV))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oja(Stochastic):
+    """Oja's algorithm for ``B = I``: ``W ← qr(W + η A W)``, which orders the eigenvectors.
+
+    Parameters
+    ----------
+    learning_rate, optimizer, shards, epsilon, shift, polish
+        See `eigenstream.solvers.Stochastic`. The direction is linear in ``A``: there is no bias to remove, and the
+        whole batch serves.
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> problem = es.problems.matrices(np.diag([3.0, 2.0, 1.0]))
+    >>> solver = es.solvers.Oja(learning_rate=1.0, shift=0.0)
+    >>> es.solve(problem, None, k=2, solver=solver, max_steps=200).eigenvalues.round(3).tolist()
+    [3.0, 2.0]
+    """
+
+    independent: bool = False
+
+    def fixed_shift(self, problem: Problem) -> float:
+        if not problem.orthonormal:
+            raise ValueError("Oja solves problems with B = I (pca, pls, the plain Laplacian): choose another solver")
+        return super().fixed_shift(problem)
+
+    def direction(self, V: Tree, aux: Tree, first: Products, second: Products) -> Tree:
+        return first.AV
+
+    def retract(self, V: Tree) -> Tree:
+        # Rows of L⁻¹V with LLᵀ = VVᵀ are those of Q in W = QR with a positive diagonal; twice, for orthogonality.
+        for _ in range(2):
+            V = trees.scale(1 / trees.norms(V), V)
+            L = jnp.linalg.cholesky(trees.gram(V, V))
+            V = trees.combine(jax.scipy.linalg.solve_triangular(L, jnp.eye(len(L), dtype=L.dtype), lower=True), V)
+        return V

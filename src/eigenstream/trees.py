@@ -1,0 +1,90 @@
+"""Linear algebra on players.
+
+The players ``V`` are a pytree whose leaves are ``(k, ...)``: one leaf per view or per network layer, never
+concatenated. Row ``i`` of every leaf together is the vector ``v_i``. Only operators are used, so the same lines serve
+JAX arrays on a device and NumPy float64 on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Tree = Any
+
+
+def _flat(leaf: Any) -> Any:
+    return leaf.reshape(leaf.shape[0], -1)
+
+
+def add(U: Tree, V: Tree) -> Tree:
+    return jax.tree.map(lambda u, v: u + v, U, V)
+
+
+def subtract(U: Tree, V: Tree) -> Tree:
+    return jax.tree.map(lambda u, v: u - v, U, V)
+
+
+def scale(s: Any, V: Tree) -> Tree:
+    """Multiply ``v_i`` by ``s_i``; a plain number multiplies them all."""
+    if np.ndim(s) == 0:
+        return jax.tree.map(lambda v: s * v, V)
+    return jax.tree.map(lambda v: s.reshape((-1,) + (1,) * (v.ndim - 1)) * v, V)
+
+
+def dot(U: Tree, V: Tree) -> Any:
+    """The inner products of matching players, ``⟨u_i, v_i⟩``, shape (k,)."""
+    parts = jax.tree.map(lambda u, v: (_flat(u) * _flat(v)).sum(1), U, V)
+    return sum(jax.tree.leaves(parts)[1:], start=jax.tree.leaves(parts)[0])
+
+
+def norms(V: Tree) -> Any:
+    """Euclidean norms of the players, shape (k,)."""
+    return dot(V, V) ** 0.5
+
+
+def gram(U: Tree, V: Tree) -> Any:
+    """All inner products, ``G[i, j] = ⟨u_i, v_j⟩``."""
+    parts = jax.tree.map(lambda u, v: _flat(u) @ _flat(v).T, U, V)
+    return sum(jax.tree.leaves(parts)[1:], start=jax.tree.leaves(parts)[0])
+
+
+def combine(W: Any, V: Tree) -> Tree:
+    """Linear combinations of the players: ``(W V)_i = Σ_j W[i, j] v_j``."""
+    return jax.tree.map(lambda v: (W @ _flat(v)).reshape((W.shape[0], *v.shape[1:])), V)
+
+
+def normal(key: jax.Array, k: int, template: Tree) -> Tree:
+    """Draw ``k`` players uniformly from the unit sphere (line 2 of the paper's algorithms)."""
+    leaves, structure = jax.tree.flatten(template)
+    keys = jax.random.split(key, len(leaves))
+    V = jax.tree.unflatten(
+        structure, [jax.random.normal(q, (k, *leaf.shape), leaf.dtype) for q, leaf in zip(keys, leaves, strict=True)]
+    )
+    return scale(1 / jnp.sqrt(dot(V, V)), V)
+
+
+def identity(template: Tree) -> Tree:
+    """The ``d`` unit vectors as players, in float64 on the host."""
+    return rows(np.eye(size(template)), template)
+
+
+def columns(V: Tree) -> np.ndarray:
+    """The players as the columns of one ``(d, k)`` host array, as SciPy gives eigenvectors."""
+    return np.concatenate([np.asarray(_flat(leaf)) for leaf in jax.tree.leaves(V)], axis=1).T
+
+
+def rows(matrix: np.ndarray, template: Tree) -> Tree:
+    """The inverse of `columns`: a ``(d, k)`` array as players shaped like ``template``."""
+    leaves, structure = jax.tree.flatten(template)
+    ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])[:-1]
+    pieces = zip(np.split(matrix, ends, axis=0), leaves, strict=True)
+    return jax.tree.unflatten(structure, [piece.T.reshape((-1, *leaf.shape)) for piece, leaf in pieces])
+
+
+def size(template: Tree) -> int:
+    """The dimension ``d`` of one player."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(template))

@@ -1,0 +1,101 @@
+"""Metrics against their definitions, and the laws they obey."""
+
+import numpy as np
+import scipy.linalg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import eigenstream as es
+import oracles
+from eigenstream.eigenpairs import fix_signs, rayleigh_ritz
+
+seeds = st.integers(0, 10**6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seeds, st.integers(2, 9), st.data())
+def test_subspace_error_is_its_definition_through_the_root_of_b(seed, d, data):
+    k = data.draw(st.integers(1, d))
+    rng = np.random.default_rng(seed)
+    V, W = rng.normal(size=(2, d, k))
+    R = rng.normal(size=(d, d))
+    B = R @ R.T + 0.1 * np.eye(d)
+    root = np.real(scipy.linalg.sqrtm(B))
+    P, U = (root @ M @ np.linalg.pinv(root @ M) for M in (V, W))
+    wanted = 1 - np.trace(U @ P) / k
+    found = es.metrics.subspace_error(V, W, B)
+    np.testing.assert_allclose(found, wanted, atol=1e-7)
+    mixed = V @ rng.normal(size=(k, k))
+    np.testing.assert_allclose(es.metrics.subspace_error(mixed, W, B), found, atol=1e-5)
+    assert -1e-12 <= found <= 1 + 1e-12
+
+
+def test_subspace_error_counts_lost_directions_and_resolves_tiny_errors():
+    eye = np.eye(5)
+    assert es.metrics.subspace_error(eye[:, [0, 0]], eye[:, :2]) == 0.5
+    tilted = eye[:, :2].copy()
+    tilted[4, 0] = 1e-9
+    np.testing.assert_allclose(es.metrics.subspace_error(tilted, eye[:, :2]), 0.5e-18, rtol=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seeds)
+def test_angles_ignore_sign_and_length(seed):
+    rng = np.random.default_rng(seed)
+    V, W = rng.normal(size=(2, 6, 3))
+    R = rng.normal(size=(6, 6))
+    B = R @ R.T + np.eye(6)
+    base = es.metrics.angles(V, W, B)
+    np.testing.assert_allclose(es.metrics.angles(-3 * V, W, B), base, atol=1e-9)
+    cosine = np.abs(np.einsum("ik,ik->k", V, B @ W))
+    cosine /= np.sqrt(np.einsum("ik,ik->k", V, B @ V) * np.einsum("ik,ik->k", W, B @ W))
+    np.testing.assert_allclose(np.cos(base), cosine, atol=1e-10)
+
+
+def test_proportion_captured_is_one_at_the_truth_and_less_elsewhere():
+    A, B = oracles.pencil(np.array([1.0, 0.8, 0.5, 0.1]))
+    lam, V = oracles.leading(A, B, 2)
+    np.testing.assert_allclose(es.metrics.proportion_captured(V, A, B), 1)
+    np.testing.assert_allclose(es.metrics.proportion_captured(V, A, B, eigenvalues=lam), 1)
+    others = oracles.leading(A, B, 4)[1][:, [1, 2]]
+    np.testing.assert_allclose(es.metrics.proportion_captured(others, A, B), 1.3 / 1.8)
+
+
+def test_tcc_sees_the_subspace_only():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(500, 4))
+    Y = X[:, :3] + rng.normal(size=(500, 3))
+    exact = es.solve(es.problems.cca(), [(X, Y)], 2)
+    V = exact.V
+    scores = X @ V[:4], Y @ V[4:]
+    np.testing.assert_allclose(es.metrics.tcc(*scores, exact.eigenvalues), 1, atol=1e-10)
+    M, N = rng.normal(size=(2, 2, 2))
+    np.testing.assert_allclose(es.metrics.tcc(scores[0] @ M + 3, scores[1] @ N, exact.eigenvalues), 1, atol=1e-10)
+    doubled = scores[0][:, [0, 0]]
+    found = es.metrics.tcc(doubled, scores[1], exact.eigenvalues)
+    np.testing.assert_allclose(found, exact.eigenvalues[0] / exact.eigenvalues.sum(), atol=1e-8)
+
+
+def test_residuals_vanish_at_eigenpairs_alone():
+    A, B = oracles.pencil(np.linspace(1, 2, 5))
+    lam, V = oracles.leading(A, B, 3)
+    assert es.metrics.residuals(V, lam, A, B).max() < 1e-12
+    assert es.metrics.residuals(V, lam + 0.1, A, B).min() > 1e-3
+
+
+@settings(deadline=None, max_examples=30)
+@given(seeds)
+def test_rayleigh_ritz_recovers_what_the_span_holds(seed):
+    A, B = oracles.pencil(np.array([1.0, 0.6, 0.2, -0.5, -1.0]), seed=seed % 100)
+    lam, V = oracles.leading(A, B, 3)
+    mixed = np.random.default_rng(seed).normal(size=(3, 3)) @ V.T
+    ritz, W = rayleigh_ritz(mixed @ A @ mixed.T, mixed @ B @ mixed.T)
+    np.testing.assert_allclose(ritz, lam, atol=1e-6)
+    assert es.metrics.angles((W @ mixed).T, V, B).max() < 1e-3
+
+
+def test_signs_are_deterministic_over_all_leaves():
+    V = (np.array([[1.0, -0.5], [0.2, 0.1]]), np.array([[-3.0], [0.1]]))
+    fixed = fix_signs(V)
+    np.testing.assert_array_equal(fixed[0], [[-1.0, 0.5], [0.2, 0.1]])
+    np.testing.assert_array_equal(fixed[1], [[3.0], [0.1]])
