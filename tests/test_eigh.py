@@ -97,7 +97,7 @@ def test_operators(b, which):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("which", ["largest", "smallest"])
+@pytest.mark.parametrize("which", ["largest", pytest.param("smallest", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", ["array", "bcoo", "function", "mixed"])
 @pytest.mark.parametrize("with_b", [True, False])
 def test_jax_stays_in_jax(form, which, with_b):

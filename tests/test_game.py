@@ -295,7 +295,16 @@ def test_direction_turns_with_the_coordinates_and_keeps_the_sphere(seed, d, data
 
 
 @pytest.mark.parametrize("which", ["largest", "smallest"])
-@pytest.mark.parametrize(("d", "k", "low"), [(3, 3, -4.0), (12, 12, -4.0), (10, 5, -3.0), (30, 6, 0.5), (6, 6, -9.0)])
+@pytest.mark.parametrize(
+    ("d", "k", "low"),
+    [
+        (3, 3, -4.0),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((12, 12, -4.0), (10, 5, -3.0), (30, 6, 0.5), (6, 6, -9.0))
+        ),
+    ],
+)
 def test_any_mix_of_signs_from_either_end(d, k, low, which):
     A, B = oracles.pencil(np.linspace(3, low, d), 2.0, d)
     lam, V = oracles.leading(A, B, k, which)

@@ -104,7 +104,7 @@ def sparse(rng, n, d):
 
 
 @pytest.mark.parametrize("name", ["pca", "cca", "multiview", "pls", "lda", "ica"])
-@pytest.mark.parametrize("center", [True, "running", False])
+@pytest.mark.parametrize("center", [True, *(pytest.param(c, marks=pytest.mark.slow) for c in ("running", False))])
 def test_sparse_batches_give_what_dense_ones_do(name, center):
     rng = np.random.default_rng(3)
     a, b, c = (sparse(rng, 40, d) for d in (6, 5, 4))
@@ -188,8 +188,11 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form_b", [*FORMS, None])
-@pytest.mark.parametrize("form_a", FORMS)
+ALIKE = [(form, form) for form in FORMS]
+MIXED = [(a, b) for a in FORMS for b in [*FORMS, None] if a != b]
+
+
+@pytest.mark.parametrize(("form_a", "form_b"), [*ALIKE, *(pytest.param(*f, marks=pytest.mark.slow) for f in MIXED)])
 def test_matrices_in_every_form(form_a, form_b):
     B = None if form_b is None else FORMS[form_b](B_)
     problem = es.problems.matrices(FORMS[form_a](A_), B, size=8)
@@ -254,3 +257,11 @@ def test_parts_for_a_and_b_share_no_row_and_every_row_serves_both(name):
         assert all(a != b for a, b in touched)
         assert any(a for a, _ in touched)
         assert any(b for _, b in touched)
+
+
+def test_a_bcoo_batch_is_a_sparse_batch():
+    thin = sparse(np.random.default_rng(0), 30, 6)
+    in_jax = jsparse.BCOO.from_scipy_sparse(thin)
+    for solver in ("exact", es.solvers.Paper(learning_rate=0.01)):
+        a, b = (es.solve(es.problems.pca(), [batch], 2, solver=solver).eigenvalues for batch in (thin, in_jax))
+        np.testing.assert_allclose(a, b, rtol=1e-6)

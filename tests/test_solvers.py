@@ -30,7 +30,7 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("d", [3, 20, 100, 500])
+@pytest.mark.parametrize("d", [3, *(pytest.param(d, marks=pytest.mark.slow) for d in (20, 100, 500))])
 @pytest.mark.parametrize("kind", oracles.SPECTRA)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_prescribed_spectra(name, kind, d):
@@ -167,6 +167,7 @@ def captured(X, Y, result):
     return es.metrics.tcc(X @ V[: X.shape[1]], Y @ V[X.shape[1] :], exact.eigenvalues)
 
 
+@pytest.mark.slow
 def test_rsg_plus_finds_canonical_directions_that_are_principal_and_is_biased_elsewhere():
     for agree in (True, False):
         X, Y = two_views(agree=agree)
@@ -201,6 +202,7 @@ STREAMING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMING)
 def test_streams_of_two_views(name):
     X, Y = two_views(40_000)

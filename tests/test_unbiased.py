@@ -73,7 +73,7 @@ def setting(name):
     return problem, data, V, exact.BV, np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(wanted)])
 
 
-@pytest.mark.parametrize("b", [2, 8, 64])
+@pytest.mark.parametrize("b", [2, *(pytest.param(b, marks=pytest.mark.slow) for b in (8, 64))])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_independent_parts_are_unbiased(name, b):
     problem, data, V, BV, wanted = setting(name)
@@ -95,6 +95,7 @@ def test_the_same_batch_form_is_biased(name):
     assert scores.max() > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("b", [4, 8, 64])
 def test_a_batch_less_its_own_mean_is_unbiased_over_b_minus_one(b):
     """Here the mean is not known: the rows are far from centred."""
@@ -109,6 +110,7 @@ def test_a_batch_less_its_own_mean_is_unbiased_over_b_minus_one(b):
     assert (np.abs(mean - wanted) / error).max() < 4.5
 
 
+@pytest.mark.slow
 def test_lda_is_asymptotically_unbiased():
     """With class means learned from m rows the direction's error falls as 1/√m, to nothing."""
     rng = np.random.default_rng(5)

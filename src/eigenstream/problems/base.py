@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import scipy.sparse
+from jax.experimental import sparse as jsparse
 
 from eigenstream import rows, trees
 from eigenstream.moments import Moments
@@ -179,16 +180,15 @@ def check_options(center: Any, ridge: float) -> None:
 
 def check_rows(x: Any, name: str) -> Any:
     """One leaf of rows as a float array or a float CSR matrix, checked."""
+    if isinstance(x, jsparse.BCOO):
+        x = scipy.sparse.coo_matrix((x.data, np.asarray(x.indices).T), shape=x.shape)
     if scipy.sparse.issparse(x):
         x = x.tocsr()
-        return x.astype(np.float32) if x.dtype.kind in "biu" else _checked(x, name, x.data)
-    if not isinstance(x, jax.Array | rows.Sparse):
+    elif not isinstance(x, jax.Array):
         x = np.asarray(x)
-    if isinstance(x, rows.Sparse):
-        return x
     if x.dtype.kind in "biu":
         x = x.astype(np.float32)
-    return _checked(x, name, x)
+    return _checked(x, name, x.data if scipy.sparse.issparse(x) else x)
 
 
 def _checked(x: Any, name: str, values: Any) -> Any:
