@@ -6,8 +6,10 @@ STAMP := $(VENV)/.installed
 
 .PHONY: demo test check format bench clean
 
-# -n 2: the suite is many short compilations, which two processes share well.
-PYTEST := $(BIN)/python -m pytest -q -n 2
+# The suite is many short compilations: two processes share them, and the next run finds them in the cache.
+CACHE := JAX_COMPILATION_CACHE_DIR=$(abspath $(VENV))/jax-cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
+         JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+PYTEST := $(CACHE) $(BIN)/python -m pytest -q -n 2
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

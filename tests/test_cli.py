@@ -13,6 +13,7 @@ from eigenstream.cli import app
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_demo_ends_with_a_table_and_a_picture(tmp_path):
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), "--epochs", "40"])
     assert result.exit_code == 0, result.output
@@ -30,6 +31,7 @@ def test_help_names_the_commands():
     assert "demo" in result.output
 
 
+@pytest.mark.slow
 def test_the_code_in_the_readme_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len(blocks) == 3

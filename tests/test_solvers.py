@@ -9,6 +9,7 @@ import pytest
 
 import eigenstream as es
 import oracles
+from conftest import quick
 from eigenstream import rows, trees
 from eigenstream.solvers import SGHA, EckartYoung, Exact, Oja, Paper, RSGPlus, Smooth
 from eigenstream.solvers.rsg import Factors, towards_span
@@ -30,7 +31,7 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("d", [3, *(pytest.param(d, marks=pytest.mark.slow) for d in (20, 100, 500))])
+@pytest.mark.parametrize("d", quick((3, 20, 100, 500), 3))
 @pytest.mark.parametrize("kind", oracles.SPECTRA)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_prescribed_spectra(name, kind, d):
@@ -181,6 +182,7 @@ def test_rsg_plus_finds_canonical_directions_that_are_principal_and_is_biased_el
             np.testing.assert_allclose(found, result.eigenvalues, atol=0.05)
 
 
+@pytest.mark.slow
 def test_rsg_plus_frames_stay_on_their_manifolds():
     X, Y = two_views(2000)
     solver, problem = RSGPlus(), es.problems.cca()
@@ -213,7 +215,7 @@ def test_streams_of_two_views(name):
     assert result.n_samples_seen == 40_000
 
 
-@pytest.mark.parametrize("name", [*STREAMING, "oja"])
+@pytest.mark.parametrize("name", quick([*STREAMING, "oja"], "paper"))
 def test_state_keeps_its_structure_and_types_through_scan_and_cond(name):
     solver = STREAMING.get(name, Oja())
     problem = es.problems.pca(center="running") if name == "oja" else es.problems.cca(center="running")
@@ -226,9 +228,9 @@ def test_state_keeps_its_structure_and_types_through_scan_and_cond(name):
         return solver.step(problem, state, batch)
 
     scanned, _ = jax.lax.scan(body, state, data)
-    stepped = state
+    stepped, step = state, jax.jit(body)
     for i in range(5):
-        stepped, _ = solver.step(problem, stepped, jax.tree.map(lambda leaf, i=i: leaf[i], data))
+        stepped, _ = step(stepped, jax.tree.map(lambda leaf, i=i: leaf[i], data))
     for a, b in zip(jax.tree.leaves(scanned), jax.tree.leaves(stepped), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
     kept = jax.lax.cond(True, lambda: body(state, batch)[0], lambda: state)

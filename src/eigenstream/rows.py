@@ -5,7 +5,8 @@ the players' space, averaged over the rows, so that ``lift(x, project(x, V))`` i
 to ``V``. A view ``x`` is a pytree whose leaves are one of
 
 - a dense array ``(b, ...)``,
-- `Sparse`: sparse rows less a low-rank part, which is how sparse rows are centred without becoming dense,
+- `Sparse`: sparse rows less a low-rank part, which is how means are taken off sparse rows that stay sparse,
+- `Centred`: rows of either kind that are to be centred by their own batch,
 - `Covariance`: a second moment that was already summed, in the place of the rows it came from. Problems evaluated on it
   give their exact matrices, so that no formula is written once for streams and once more for sums.
 """
@@ -33,6 +34,16 @@ class Sparse(NamedTuple):
     means: Any = None
 
 
+class Centred(NamedTuple):
+    """Rows, dense or sparse, whose scores are taken about the batch's mean and scaled by ``b / (b - 1)``.
+
+    Centring is idempotent, ``XᵀHᵀHX = XᵀHX``, so centring the scores is enough and the rows need no copy. Rows whose
+    mean is much larger than their deviations would lose digits this way: see `pilot`.
+    """
+
+    rows: Any
+
+
 class Covariance(NamedTuple):
     """Columns of a summed second moment that belong to one leaf, standing in for the leaf's rows."""
 
@@ -49,7 +60,7 @@ class Mean(NamedTuple):
 
 
 def _is_leaf(x: Any) -> bool:
-    return isinstance(x, Sparse | Covariance | jsparse.BCOO)
+    return isinstance(x, Sparse | Centred | Covariance | jsparse.BCOO)
 
 
 def leaves(x: Tree) -> list[Any]:
@@ -68,16 +79,21 @@ def _sum(parts: list[Any]) -> Any:
     return sum(parts[1:], start=parts[0])
 
 
+def _values(leaf: Any) -> Any:
+    """The array, dense or sparse, that holds a leaf's rows."""
+    leaf = leaf.rows if isinstance(leaf, Centred) else leaf
+    return leaf.matrix if isinstance(leaf, Sparse) else leaf
+
+
 def n_rows(x: Tree) -> int:
-    first = leaves(x)[0]
-    return (first.matrix if isinstance(first, Sparse) else first).shape[0]
+    return _values(leaves(x)[0]).shape[0]
 
 
 def template(x: Tree) -> Tree:
     """Shape and dtype of one player for the rows ``x``."""
 
     def describe(leaf: Any) -> jax.ShapeDtypeStruct:
-        leaf = leaf.matrix if isinstance(leaf, Sparse) else leaf
+        leaf = _values(leaf)
         return jax.ShapeDtypeStruct(leaf.shape[1:], jax.dtypes.canonicalize_dtype(leaf.dtype))
 
     return map_leaves(describe, x)
@@ -85,33 +101,48 @@ def template(x: Tree) -> Tree:
 
 def project(x: Tree, V: Tree) -> Any:
     """Scores ``⟨x_r, v_i⟩``, shape (b, k), summed over the leaves of a view."""
+    return _sum(leaves(map_leaves(_project, x, V)))
 
-    def one(leaf: Any, v: Any) -> Any:
-        v = _matrix(v)
-        if isinstance(leaf, Covariance):
-            return leaf.columns @ v.T
-        if isinstance(leaf, Sparse):
-            scores = leaf.matrix @ v.T
-            return scores if leaf.means is None else scores - leaf.weights @ (leaf.means @ v.T)
-        return _matrix(leaf) @ v.T
 
-    return _sum(leaves(map_leaves(one, x, V)))
+def _project(leaf: Any, v: Any) -> Any:
+    v = _matrix(v)
+    if isinstance(leaf, Centred):
+        scores = _project(leaf.rows, v)
+        b = scores.shape[0]
+        return (scores - scores.mean(0)) * (b / (b - 1))
+    if isinstance(leaf, Covariance):
+        return leaf.columns @ v.T
+    if isinstance(leaf, Sparse):
+        scores = leaf.matrix @ v.T
+        return scores if leaf.means is None else scores - leaf.weights @ (leaf.means @ v.T)
+    return _matrix(leaf) @ v.T
 
 
 def lift(x: Tree, scores: Any) -> Tree:
     """``E_r[scores[r, i] x_r]`` for every player ``i``, shaped like the players."""
+    return map_leaves(lambda leaf: _lift(leaf, scores), x)
 
-    def one(leaf: Any) -> Any:
-        if isinstance(leaf, Covariance):
-            stop = leaf.start + int(np.prod(leaf.shape))
-            return scores[leaf.start : stop].T.reshape((-1, *leaf.shape))
-        mean_scores = scores / scores.shape[0]
-        if isinstance(leaf, Sparse):
-            out = (leaf.matrix.T @ mean_scores).T
-            return out if leaf.means is None else out - (leaf.weights.T @ mean_scores).T @ leaf.means
-        return (mean_scores.T @ _matrix(leaf)).reshape((-1, *leaf.shape[1:]))
 
-    return map_leaves(one, x)
+def _lift(leaf: Any, scores: Any) -> Any:
+    if isinstance(leaf, Centred):
+        return _lift(leaf.rows, scores)
+    if isinstance(leaf, Covariance):
+        stop = leaf.start + int(np.prod(leaf.shape))
+        return scores[leaf.start : stop].T.reshape((-1, *leaf.shape))
+    mean_scores = scores / scores.shape[0]
+    if isinstance(leaf, Sparse):
+        out = (leaf.matrix.T @ mean_scores).T
+        return out if leaf.means is None else out - (leaf.weights.T @ mean_scores).T @ leaf.means
+    return (mean_scores.T @ _matrix(leaf)).reshape((-1, *leaf.shape[1:]))
+
+
+def lift_both(x: Tree, first: Any, second: Any) -> tuple[Tree, Tree]:
+    """Two lifts that read the rows once."""
+    k = first.shape[1]
+    if isinstance(first, np.ndarray):
+        return lift(x, first), lift(x, second)
+    both = lift(x, jnp.concatenate([first, second], axis=1))
+    return jax.tree.map(lambda leaf: leaf[:k], both), jax.tree.map(lambda leaf: leaf[k:], both)
 
 
 def squared_norms(x: Tree) -> Any:
@@ -132,10 +163,17 @@ def squared_norms(x: Tree) -> Any:
 
 def trace(x: Tree) -> Any:
     """The trace of the second moment, ``E|x|²``."""
-    first = leaves(x)[0]
-    if isinstance(first, Covariance):
-        return sum(np.trace(c.columns[c.start : c.start + int(np.prod(c.shape))]) for c in leaves(x))
-    return squared_norms(x).mean()
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, Covariance):
+            return np.trace(leaf.columns[leaf.start : leaf.start + int(np.prod(leaf.shape))])
+        if not isinstance(leaf, Centred):
+            return squared_norms(leaf).mean()
+        b = n_rows(leaf)
+        mean = column_sums(leaf.rows, jnp.full((b, 1), 1 / b, _values(leaf).dtype))
+        return (squared_norms(leaf.rows).mean() - (mean**2).sum()) * (b / (b - 1))
+
+    return _sum([one(leaf) for leaf in leaves(x)])
 
 
 def dimension(x: Tree) -> int:
@@ -144,9 +182,8 @@ def dimension(x: Tree) -> int:
     return sum(int(np.prod(shape)) for shape in sizes)
 
 
-def metric(x: Tree, v: Tree, scores: Any, ridge: float) -> Tree:
-    """``B v`` of one view: its second moment, plus ``ridge`` times that moment's mean eigenvalue."""
-    Bv = lift(x, scores)
+def ridged(x: Tree, v: Tree, Bv: Tree, ridge: float) -> Tree:
+    """``B v`` of one view, plus ``ridge`` times the mean eigenvalue of its second moment."""
     return trees.add(Bv, trees.scale(ridge * trace(x) / dimension(x), v)) if ridge else Bv
 
 
@@ -167,7 +204,8 @@ def column_sums(x: Any, weights: jax.Array) -> Any:
     """``weightsᵀ x`` for a ``(b, g)`` array of weights, as a ``(g, ...)`` leaf."""
     if isinstance(x, Sparse):
         return (x.matrix.T @ weights).T
-    return (weights.T @ _matrix(x)).reshape((-1, *x.shape[1:]))
+    # In full precision: a mean is subtracted later. As a product because XLA sums down columns slowly on a CPU.
+    return jnp.matmul(weights.T, _matrix(x), precision="highest").reshape((-1, *x.shape[1:]))
 
 
 def less(x: Tree, weights: jax.Array, means: Tree) -> Tree:
@@ -176,24 +214,35 @@ def less(x: Tree, weights: jax.Array, means: Tree) -> Tree:
     def one(leaf: Any, m: Any) -> Any:
         if isinstance(leaf, Sparse):
             return Sparse(leaf.matrix, weights, m)
-        return leaf - (weights @ _matrix(m)).reshape(leaf.shape)
+        return leaf - jnp.matmul(weights, _matrix(m), precision="highest").reshape(leaf.shape)
 
     return map_leaves(one, x, means)
 
 
 def centre_by_batch(x: Tree) -> Tree:
-    """Rows less their own mean, scaled so that their second moment is the unbiased covariance."""
-    b = n_rows(x)
-    ones = jnp.ones((b, 1))
+    """Rows whose second moment is the unbiased covariance about the batch's own mean."""
+    return map_leaves(Centred, x)
+
+
+def pilot(batch: Tree) -> Tree | None:
+    """The first row of host rows whose mean is ten times their deviations or more, to be subtracted from all; or None.
+
+    Centred problems do not see the difference, but float32 does.
+    """
 
     def one(leaf: Any) -> Any:
-        if isinstance(leaf, Sparse):
-            return Sparse(leaf.matrix, ones.astype(leaf.matrix.dtype), column_sums(leaf, ones) / b)
-        # Subtracting one of the rows first is exact or nearly so, and leaves a mean of the size of the deviations.
-        shifted = leaf - leaf[:1]
-        return shifted - shifted.mean(0)
+        far = not scipy.sparse.issparse(leaf) and np.linalg.norm(leaf[0]) > 10 * np.linalg.norm(leaf[0] - leaf[-1])
+        return leaf[:1] if far else np.zeros((1, *leaf.shape[1:]), leaf.dtype)
 
-    return scale_rows(map_leaves(one, x), jnp.full((b,), (b / (b - 1)) ** 0.5, template(leaves(x)[0]).dtype))
+    points = jax.tree.map(one, batch, is_leaf=scipy.sparse.issparse)
+    return points if any(point.any() for point in jax.tree.leaves(points)) else None
+
+
+def less_pilot(batch: Tree, point: Tree) -> Tree:
+    """Host rows less a pilot; sparse rows have none."""
+    return jax.tree.map(
+        lambda leaf, p: leaf if scipy.sparse.issparse(leaf) else leaf - p, batch, point, is_leaf=scipy.sparse.issparse
+    )
 
 
 def start_mean(x: Tree) -> Mean:
@@ -232,12 +281,19 @@ def split(batch: Tree, shares: tuple[int, ...]) -> list[Tree]:
     ]
 
 
+def stacked(batch: Tree, m: int) -> Tree | None:
+    """The batch as ``m`` equal parts along a new first axis, without a copy; None where it cannot be cut so."""
+    if n_rows(batch) % m or any(isinstance(leaf, Sparse) for leaf in leaves(batch)):
+        return None
+    return jax.tree.map(lambda leaf: leaf.reshape((m, leaf.shape[0] // m, *leaf.shape[1:])), batch)
+
+
 def to_device(batch: Tree) -> Tree:
     """Host rows as the step takes them: SciPy's sparse rows become `Sparse`, all else stays."""
 
     def one(leaf: Any) -> Any:
         if not scipy.sparse.issparse(leaf):
-            return leaf
+            return jnp.asarray(leaf)
         coo = leaf.tocoo()
         # Padded to a power of two, so that a stream of sparse batches compiles a few programs and not one a batch.
         room = 1 << max(int(coo.nnz) - 1, 1).bit_length()
@@ -278,3 +334,8 @@ def join(first: Tree, second: Tree) -> Tree:
         return np.concatenate([a, b])
 
     return jax.tree.map(one, first, second, is_leaf=scipy.sparse.issparse)
+
+
+def last(batch: Tree, count: int) -> Tree:
+    """A copy of the last rows of a host batch, which keeps nothing else of it alive."""
+    return jax.tree.map(lambda leaf: leaf[-count:].copy(), batch, is_leaf=scipy.sparse.issparse)

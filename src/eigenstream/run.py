@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eigenstream import rows, trees
@@ -154,31 +156,30 @@ class _Stream:
             raise ValueError("batches is None: this problem needs data; give an iterable of batches")
         if isinstance(batches, np.ndarray | jax.Array):
             raise ValueError("batches is one array: give an iterable of batches, [X] for a single one")
-        self.source, self.repeatable = batches, iter(batches) is not batches
+        self.source, self.repeatable, self.n = batches, iter(batches) is not batches, 0
         self._opened: Iterator[Tree] | None = iter(batches)
         head = next(self._opened, None)
         if head is None:
             raise ValueError("batches is empty: give at least one batch")
-        self._head: Tree = head
         self.first = problem.accept(head)
+        self._head = self.first
         self.template = problem.template(self.first)
 
     def __iter__(self) -> Iterator[Tree]:
         if self._opened is None:
-            fresh = iter(self.source)
-        else:
-            fresh, self._opened = _chain(self._head, self._opened), None
-        for raw in fresh:
-            batch = self.problem.accept(raw)
-            seen = self.problem.template(batch)
-            if seen != self.template:
-                raise ValueError(f"the stream changed shape: its first rows were {self.template}, these are {seen}")
-            yield batch
+            return map(self._checked, self.source)
+        head, opened = [self._head], self._opened
+        self._head = self._opened = None
+        self.n += rows.n_rows(head[0])
+        return itertools.chain(head, map(self._checked, opened))
 
-
-def _chain(head: Tree, rest: Iterator[Tree]) -> Iterator[Tree]:
-    yield head
-    yield from rest
+    def _checked(self, raw: Tree) -> Tree:
+        batch = self.problem.accept(raw)
+        seen = self.problem.template(batch)
+        if seen != self.template:
+            raise ValueError(f"the stream changed shape: its first rows were {self.template}, these are {seen}")
+        self.n += rows.n_rows(batch)
+        return batch
 
 
 def _chosen(solver: Any, d: int, problem: Problem, budget: float) -> Any:
@@ -202,11 +203,11 @@ def _solve_exact(problem: Problem, stream: _Stream, k: int, solver: Exact, which
     state: Any = solver.init(problem, stream.first, k, not stream.needless and stream.repeatable)
     after: Any = state
     while after is not None and not stream.needless:
-        state, n, passes = after, 0, passes + 1
+        state, passes = after, passes + 1
         for batch in stream:
             state = solver.step(problem, state, batch)
-            n += rows.n_rows(batch)
             steps += 1
+        n = stream.n // passes
         after = solver.next_pass(state)
     _check_rows(problem, n, k, problem.fewest_rows(False))
     solved, V = solver.solve(problem, state, which)
@@ -226,12 +227,13 @@ def _check_rows(problem: Problem, n: int, k: int, least: int) -> None:
         raise ValueError(f"the stream held {n} rows, fewer than k={k}: give more rows, or a smaller k")
 
 
-@partial(jax.jit, static_argnums=0)
+# The state is the loop's own: its memory serves the next.
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _step(solver: Any, problem: Problem, state: Any, batch: Tree) -> Any:
     return solver.step(problem, state, batch)
 
 
-@partial(jax.jit, static_argnums=(0, 3))
+@partial(jax.jit, static_argnums=(0, 3), donate_argnums=2)
 def _steps_without_data(solver: Any, problem: Problem, state: Any, count: int) -> Any:
     def body(state: Any, _: None) -> Any:
         return solver.step(problem, state, None)
@@ -251,18 +253,26 @@ def _iterate(
     random_state: int,
     verbose: bool,
 ) -> Result:
-    first = rows.to_device(stream.first)
-    state = solver.init(problem, first, k, jax.random.key(random_state))
+    state = jax.tree.map(jnp.copy, solver.init(problem, stream.first, k, jax.random.key(random_state)))
+    pilot = None if stream.needless else problem.pilot(stream.first)
+    stream.first = None
     sign = -1 if isinstance(problem, Negated) else 1
     history: list[dict[str, Any]] = []
     n = steps = 0
-    converged, message = False, ""
-    averaged = None
+    converged, message, averaged, info = False, "", None, None
     with _progress(verbose, max_steps) as show:
-        for advance, count, size in _advances(solver, problem, stream, max_epochs, max_steps):
-            state, info = advance(state)
-            n, steps = n + size, steps + count
-            if steps > LOOK_EVERY // 10 and steps % LOOK_EVERY and count == 1:
+        for batch in _portions(solver, problem, stream, max_epochs, max_steps):
+            if stream.needless:
+                steps += batch
+                state, info = _steps_without_data(solver, problem, state, batch)
+            else:
+                steps, n = steps + 1, stream.n
+                batch = rows.to_device(batch if pilot is None else problem.less_pilot(batch, pilot))
+                jax.block_until_ready(batch)
+                state, info = _step(solver, problem, state, batch)
+            # A batch may be most of what fits in memory: let go of it before the next is read.
+            del batch
+            if not stream.needless and steps > LOOK_EVERY // 10 and steps % LOOK_EVERY:
                 continue
             worst = float(np.max(np.asarray(info.residuals)))
             averaged = worst if averaged is None else averaged + 0.5 * (worst - averaged)
@@ -270,21 +280,15 @@ def _iterate(
             history.append(record)
             show(record)
             if bool(state.failed):
-                message = (
-                    f"a step near number {steps} was not finite; this is the last finite state: lower learning_rate"
-                )
                 break
             if tol is not None and averaged < tol:
                 converged, message = True, f"every residual is below tol={tol:g} after {steps} steps"
                 break
-        else:
-            if bool(state.failed):
-                message = (
-                    f"a step near number {steps} was not finite; this is the last finite state: lower learning_rate"
-                )
     _check_rows(problem, n, k, solver.fewest_rows(problem))
-    rest = np.asarray(info.residuals)
-    if not message:
+    rest = np.asarray(info.residuals) if info is not None else np.full(k, np.nan)
+    if bool(state.failed):
+        message = f"a step near number {steps} was not finite; this is the last finite state: lower learning_rate"
+    elif not message:
         source = f"{steps} steps on the matrices" if stream.needless else f"{n} rows in {steps} batches"
         message = f"stopped after {source}, with a residual of {rest.max():.2g}"
         message += "" if stream.needless else " on the last batch, sampling noise included"
@@ -293,48 +297,38 @@ def _iterate(
     return Result(sign * np.asarray(lam), V, converged, message, rest, steps, n, solver, history, state)
 
 
-def _advances(
-    solver: Any, problem: Problem, stream: _Stream, max_epochs: int, max_steps: int | None
-) -> Iterator[tuple[Callable[[Any], Any], int, int]]:
-    """One item for every compiled call: the call, how many steps it makes and how many rows it takes."""
+def _portions(solver: Any, problem: Problem, stream: _Stream, max_epochs: int, max_steps: int | None) -> Iterator[Tree]:
+    """What each compiled call takes: a batch for one step, or a number of steps that need no data."""
     if stream.needless:
         left = 1000 if max_steps is None else max_steps
-        while left > 0:
-            count = min(left, LOOK_EVERY)
-            yield partial(_scan, solver, problem, count), count, 0
-            left -= count
-        return
+        return (min(LOOK_EVERY, left - start) for start in range(0, left, LOOK_EVERY))
     if max_epochs > 1 and not stream.repeatable:
         raise ValueError(f"max_epochs={max_epochs}, but batches can be read once only: give a list or a re-iterable")
-    allowed = np.inf if max_steps is None else max_steps
-    for _ in range(max_epochs):
-        for batch in _large_enough(stream, solver.fewest_rows(problem)):
-            if allowed <= 0:
-                return
-            yield partial(_one, solver, problem, rows.to_device(batch)), 1, rows.n_rows(batch)
-            allowed -= 1
+    epochs = (_LargeEnough(stream, solver.fewest_rows(problem)) for _ in range(max_epochs))
+    return itertools.islice(itertools.chain.from_iterable(epochs), max_steps)
 
 
-def _scan(solver: Any, problem: Problem, count: int, state: Any) -> Any:
-    return _steps_without_data(solver, problem, state, count)
+class _LargeEnough:
+    """Batches of at least ``least`` rows, each as soon as it is there.
 
+    A smaller one, as the last of a stream may be, is filled up with the last rows before it; at the very start it waits
+    for more. An iterator and not a generator, whose frame would keep the batch that is being used alive.
+    """
 
-def _one(solver: Any, problem: Problem, batch: Tree, state: Any) -> Any:
-    return _step(solver, problem, state, batch)
+    def __init__(self, batches: Iterable[Tree], least: int):
+        self.batches, self.least, self.before = iter(batches), least, None
 
+    def __iter__(self) -> _LargeEnough:
+        return self
 
-def _large_enough(batches: Iterable[Tree], least: int) -> Iterator[Tree]:
-    """Batches of at least ``least`` rows: a smaller one is joined to the next, or the last to the one before."""
-    held: Tree = None
-    for batch in batches:
-        if held is not None:
-            if min(rows.n_rows(held), rows.n_rows(batch)) >= least:
-                yield held
-            else:
-                batch = rows.join(held, batch)
-        held = batch
-    if held is not None and rows.n_rows(held) >= least:
-        yield held
+    def __next__(self) -> Tree:
+        for batch in self.batches:
+            if rows.n_rows(batch) < self.least and self.before is not None:
+                batch = rows.join(self.before, batch)
+            self.before = rows.last(batch, self.least)
+            if rows.n_rows(batch) >= self.least:
+                return batch
+        raise StopIteration
 
 
 class _progress:

@@ -47,6 +47,13 @@ class Problem:
         """Check a batch on the host and give it its canonical form, or raise a `ValueError` that says what to do."""
         return check_views(batch)
 
+    def pilot(self, batch: Tree) -> Tree | None:
+        """A point to subtract from every row where that changes nothing but rounding, if it would."""
+        return rows.pilot(batch) if self.center else None
+
+    def less_pilot(self, batch: Tree, point: Tree) -> Tree:
+        return rows.less_pilot(batch, point)
+
     def template(self, batch: Tree) -> Tree:
         """Shape and dtype of one player."""
         return rows.template(batch)
@@ -80,13 +87,21 @@ class Problem:
             whole = self.products(self.rows(memory, batch), V)
             return [(whole, whole)]
         for_a, m = self.shares[0], sum(self.shares)
-        parts = rows.split(batch, (1,) * m)
-        single = [self.products(self.rows(memory, part), V) for part in parts]
+
+        def products(*parts: Tree) -> Products:
+            return self.products(self.rows(memory, *parts), V)
+
+        stack = rows.stacked(batch, m)
+        if for_a == 1 and stack is not None:
+            # One batched product reads the rows in place, where slices of them would be copies.
+            both = jax.vmap(products)(stack)
+            single = [jax.tree.map(lambda leaf, r=r: leaf[r], both) for r in range(m)]
+        else:
+            parts = rows.split(batch, (1,) * m)
+            single = [products(part) for part in parts]
 
         def first(r: int) -> Products:
-            if for_a == 1:
-                return single[r]
-            return self.products(self.rows(memory, *[parts[(r + i) % m] for i in range(for_a)]), V)
+            return single[r] if for_a == 1 else products(*(parts[(r + i) % m] for i in range(for_a)))
 
         return [(first(r), single[(r + for_a) % m]) for r in range(m)]
 
@@ -135,6 +150,12 @@ class Negated(Problem):
 
     def accept(self, batch: Tree) -> Tree:
         return self.problem.accept(batch)
+
+    def pilot(self, batch: Tree) -> Tree | None:
+        return self.problem.pilot(batch)
+
+    def less_pilot(self, batch: Tree, point: Tree) -> Tree:
+        return self.problem.less_pilot(batch, point)
 
     def template(self, batch: Tree) -> Tree:
         return self.problem.template(batch)

@@ -55,11 +55,10 @@ class ICA(Problem):
     def products(self, x: Fourth, V: Tree) -> Products:
         fourths = [rows.lift(w, rows.project(w, V)) for w in x.weighted]
         fourth = trees.scale(1 / len(fourths), functools.reduce(trees.add, fourths))
-        scores = rows.project(x.second, V)
-        CV = rows.lift(x.second, scores)
+        CV = rows.lift(x.second, rows.project(x.second, V))
         CCV = rows.lift(x.first, rows.project(x.first, CV))
         gaussian = trees.add(trees.scale(rows.trace(x.first), CV), trees.scale(2.0, CCV))
-        return Products(trees.subtract(fourth, gaussian), rows.metric(x.second, V, scores, self.ridge))
+        return Products(trees.subtract(fourth, gaussian), rows.ridged(x.second, V, CV, self.ridge))
 
     def fewest_rows(self, independent: bool) -> int:
         return sum(self.shares) if independent else 1

@@ -55,6 +55,12 @@ class LDA(Problem):
             raise ValueError(f"labels must be whole numbers from 0 to n_classes - 1 = {self.n_classes - 1}")
         return x, labels.astype(np.int32)
 
+    def pilot(self, batch: Tree) -> Tree | None:
+        return rows.pilot(batch[0])
+
+    def less_pilot(self, batch: Tree, point: Tree) -> Tree:
+        return rows.less_pilot(batch[0], point), batch[1]
+
     def template(self, batch: Tree) -> Tree:
         return rows.template(batch[0])
 
@@ -86,7 +92,8 @@ class LDA(Problem):
 
     def products(self, x: Scatters, V: Tree) -> Products:
         AV = rows.lift(x.between, rows.project(x.between, V))
-        return Products(AV, rows.metric(x.within, V, rows.project(x.within, V), self.ridge))
+        BV = rows.lift(x.within, rows.project(x.within, V))
+        return Products(AV, rows.ridged(x.within, V, BV, self.ridge))
 
     def most_components(self, sizes: list[int]) -> int:
         return min(self.n_classes - 1, sum(sizes))

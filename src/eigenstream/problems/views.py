@@ -51,9 +51,8 @@ class CCA(Problem):
     def products(self, x: Tree, V: Tree) -> Products:
         scores = [rows.project(xi, vi) for xi, vi in zip(x, V, strict=True)]
         total = sum(scores[1:], start=scores[0])
-        AV = tuple(rows.lift(xi, total - s) for xi, s in zip(x, scores, strict=True))
-        BV = tuple(rows.metric(xi, vi, s, self.ridge) for xi, vi, s in zip(x, V, scores, strict=True))
-        return Products(AV, BV)
+        AV, BV = zip(*(rows.lift_both(xi, total - s, s) for xi, s in zip(x, scores, strict=True)), strict=True)
+        return Products(AV, tuple(rows.ridged(xi, vi, Bv, self.ridge) for xi, vi, Bv in zip(x, V, BV, strict=True)))
 
     def most_components(self, sizes: list[int]) -> int:
         return most_of_views(sizes)

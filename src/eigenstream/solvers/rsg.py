@@ -116,9 +116,7 @@ class RSGPlus:
     def step(self, problem: Problem, state: RSGState, batch: Tree) -> tuple[RSGState, Info]:
         """One batch: Oja's algorithm while the start is warmed, Riemannian steps afterwards."""
         memory = problem.observe(state.memory, batch)
-        x, y = problem.rows(memory, batch)
-        if isinstance(x, rows.Sparse) or isinstance(y, rows.Sparse):
-            raise ValueError("RSGPlus takes dense views")
+        x, y = (_dense(view) for view in problem.rows(memory, batch))
         fx, fy = state.views
 
         def warm() -> tuple[Factors, Factors]:
@@ -163,6 +161,15 @@ class RSGPlus:
         vy = vy * np.where(rho < 0, -1, 1).astype(vy.dtype)[:, None]
         V = (vx[order].astype(vx.dtype), vy[order].astype(vy.dtype))
         return np.abs(rho)[order], fix_signs(V)
+
+
+def _dense(view: Any) -> jax.Array:
+    """A view's rows, centred, as the retractions need them."""
+    centred = isinstance(view, rows.Centred)
+    x = view.rows if centred else view
+    if isinstance(x, rows.Sparse):
+        raise ValueError("RSGPlus takes dense views: give arrays")
+    return x - x.mean(0) if centred else x
 
 
 def _correlations(C: jax.Array, signed: bool = False) -> jax.Array:

@@ -147,7 +147,7 @@ class Stochastic:
         moved = self.retract(optax.apply_updates(V, change))
 
         weight = jnp.maximum(1 / (state.step + 1), 1 if problem.noiseless else 1 / MEMORY).astype(state.grams[0].dtype)
-        batch_grams = trees.gram(V, first.AV), trees.gram(V, second.BV)
+        batch_grams = _mean([(trees.gram(V, p.AV), trees.gram(V, q.BV)) for p, q in pairs])
         grams = jax.tree.map(lambda G, g: G + weight * (g - G), state.grams, batch_grams)
         new = State(
             moved,
