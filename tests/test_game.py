@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 import eigenstream as es
 import oracles
 from eigenstream import trees
-from eigenstream.solvers import Paper, Smooth, direction, gradient, utilities
+from eigenstream.problems import Products
+from eigenstream.solvers import Paper, Smooth, gradient, utilities
 
 pytestmark = pytest.mark.usefixtures("x64")
+
+
+def direction(V, AV, BV, BV_aux, norms):
+    both = Products(AV, BV)
+    return es.solvers.direction(V, [(both, both)], BV_aux, norms)
 
 
 def random_pencil(d, seed, positive=True):

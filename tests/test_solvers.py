@@ -86,7 +86,7 @@ def test_eckart_young_descends_the_gradient_of_its_loss():
 
     problem = es.problems.matrices(A, B)
     first = problem.products(None, W.T)
-    found = EckartYoung().direction(W.T, (), first, first)
+    found = EckartYoung().direction(W.T, (), [(first, first)])
     np.testing.assert_allclose(found, -jax.grad(loss)(W).T, rtol=1e-10)
 
 

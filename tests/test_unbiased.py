@@ -41,9 +41,7 @@ PROBLEMS = {
 
 def directions(problem, data, V, BV_aux, independent):
     norms = jnp.maximum(trees.dot(V, BV_aux), 1e-10)
-    pairs = problem.estimate((), data, V, independent)
-    found = [direction(V, first.AV, second.BV, BV_aux, norms) for first, second in pairs]
-    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *found)
+    return direction(V, problem.estimate((), data, V, independent), BV_aux, norms)
 
 
 def mean_and_error(problem, data, V, BV_aux, b, independent, draws=DRAWS):
@@ -121,15 +119,14 @@ def test_lda_is_asymptotically_unbiased():
     V = trees.normal(jax.random.key(0), 2, problem.template(data))
     exact_memory = problem.observe(problem.start(data), data)
     exact = problem.estimate(exact_memory, data, V, False)[0][0]
-    wanted = direction(V, exact.AV, exact.BV, exact.BV, trees.dot(V, exact.BV))
+    wanted = direction(V, [(exact, exact)], exact.BV, trees.dot(V, exact.BV))
 
     def error_after(m):
         index = rng.integers(0, POPULATION, m)
         seen = jax.tree.map(lambda leaf: leaf[index], data)
         memory = problem.observe(problem.start(data), seen)
         # The expectation over a batch is the mean over the population: A comes from memory, B is linear in rows.
-        AV, BV = problem.estimate(memory, data, V, False)[0][0]
-        found = direction(V, AV, BV, exact.BV, trees.dot(V, exact.BV))
+        found = direction(V, problem.estimate(memory, data, V, False), exact.BV, trees.dot(V, exact.BV))
         return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
     sizes = (300, 30_000, 3_000_000)

@@ -57,6 +57,13 @@ def combine(W: Any, V: Tree) -> Tree:
     return jax.tree.map(lambda v: (W @ _flat(v)).reshape((W.shape[0], *v.shape[1:])), V)
 
 
+def mean(items: list[Tree]) -> Tree:
+    """The mean of trees of one structure."""
+    if len(items) == 1:
+        return items[0]
+    return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]) / len(leaves), *items)
+
+
 def normal(key: jax.Array, k: int, template: Tree) -> Tree:
     """Draw ``k`` players uniformly from the unit sphere (line 2 of the paper's algorithms)."""
     leaves, structure = jax.tree.flatten(template)

@@ -10,7 +10,7 @@ import jax.scipy.linalg
 
 from eigenstream import trees
 from eigenstream.problems.base import Problem, Products
-from eigenstream.solvers.stochastic import Stochastic
+from eigenstream.solvers.stochastic import Pair, Stochastic
 
 Tree = Any
 
@@ -40,11 +40,14 @@ class EckartYoung(Stochastic):
 
     nested: bool = False
 
-    def direction(self, V: Tree, aux: Tree, first: Products, second: Products) -> Tree:
-        # Column i of BW(W'BW) is row i of (V·BVᵀ)·BV, the Gram matrix and the vectors from different parts.
-        G = trees.gram(V, first.BV)
-        penalty = trees.combine(jnp.tril(G) if self.nested else G, second.BV)
-        return trees.scale(4, trees.subtract(first.AV, penalty))
+    def direction(self, V: Tree, aux: Tree, pairs: list[Pair]) -> Tree:
+        def one(first: Products, second: Products) -> Tree:
+            # Column i of BW(W'BW) is row i of (V·BVᵀ)·BV, the Gram matrix and the vectors from different parts.
+            G = trees.gram(V, first.BV)
+            penalty = trees.combine(jnp.tril(G) if self.nested else G, second.BV)
+            return trees.scale(4, trees.subtract(first.AV, penalty))
+
+        return trees.mean([one(*pair) for pair in pairs])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +74,12 @@ class SGHA(Stochastic):
 
     ordered: bool = False
 
-    def direction(self, V: Tree, aux: Tree, first: Products, second: Products) -> Tree:
-        G = trees.gram(V, first.AV)
-        return trees.subtract(first.AV, trees.combine(jnp.tril(G) if self.ordered else G, second.BV))
+    def direction(self, V: Tree, aux: Tree, pairs: list[Pair]) -> Tree:
+        def one(first: Products, second: Products) -> Tree:
+            G = trees.gram(V, first.AV)
+            return trees.subtract(first.AV, trees.combine(jnp.tril(G) if self.ordered else G, second.BV))
+
+        return trees.mean([one(*pair) for pair in pairs])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +108,8 @@ class Oja(Stochastic):
             raise ValueError("Oja solves problems with B = I (pca, pls, the plain Laplacian): choose another solver")
         return super().fixed_shift(problem)
 
-    def direction(self, V: Tree, aux: Tree, first: Products, second: Products) -> Tree:
-        return first.AV
+    def direction(self, V: Tree, aux: Tree, pairs: list[Pair]) -> Tree:
+        return trees.mean([first.AV for first, _ in pairs])
 
     def retract(self, V: Tree) -> Tree:
         # Rows of L⁻¹V with LLᵀ = VVᵀ are those of Q in W = QR with a positive diagonal; twice, for orthogonality.

@@ -5,7 +5,7 @@ Player ``i`` chooses ``v_i`` on the unit sphere to maximise its Rayleigh quotien
 
     b = diag(V·BVᵀ)   a = diag(V·AVᵀ)   m = max(diag(V·[BV]ᵀ), ρ)
     W = strictly_lower(V·AVᵀ) / m
-    direction = b·AV - a·BV - ( b·(W·[BV]) - rowsum(W ∘ V·[BV]ᵀ)·BV )
+    direction = b·AV - a·BV - ( (b·W)·[BV] - rowsum(W ∘ V·[BV]ᵀ)·BV )
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from eigenstream import trees
 from eigenstream.problems.base import Problem, Products
-from eigenstream.solvers.stochastic import Schedule, State, Stochastic
+from eigenstream.solvers.stochastic import Pair, Schedule, State, Stochastic
 
 Tree = Any
 
@@ -56,12 +56,14 @@ def gradient(V: Tree, AV: Tree, BV: Tree) -> Tree:
     return trees.scale(2 / b**2, trees.subtract(reward, penalty))
 
 
-def direction(V: Tree, AV: Tree, BV: Tree, BV_aux: Tree, norms: Any, shift: Any = 0.0) -> Tree:
+def direction(V: Tree, pairs: list[Pair], BV_aux: Tree, norms: Any, shift: Any = 0.0) -> Tree:
     """Rewards less penalties: the simplified direction of equation 5 and of line 12 of Algorithm 2.
 
     Parameters
     ----------
-    V, AV, BV : players and their products on this batch
+    V : players
+    pairs : list of pairs of products
+        ``A V`` is taken from the first of a pair and ``B V`` from the second; the direction is the mean over machines.
     BV_aux : like V
         ``[Bv]``, which stands for the parents' ``B v_j``.
     norms : (k,) array
@@ -69,12 +71,15 @@ def direction(V: Tree, AV: Tree, BV: Tree, BV_aux: Tree, norms: Any, shift: Any 
     shift : float
         ``s``, to play on ``A + s B``: rewards do not change, penalties grow.
     """
-    a, b = trees.dot(V, AV), trees.dot(V, BV)
-    VAV, VBV = trees.gram(V, AV), trees.gram(V, BV_aux)
-    W = jnp.tril(VAV + shift * VBV, -1) / norms
-    rewards = trees.subtract(trees.scale(b, AV), trees.scale(a, BV))
-    penalties = trees.subtract(trees.scale(b, trees.combine(W, BV_aux)), trees.scale((W * VBV).sum(1), BV))
-    return trees.subtract(rewards, penalties)
+    VBV = trees.gram(V, BV_aux)
+    near, far = [], []
+    for (AV, _), (_, BV) in pairs:
+        a, b = trees.dot(V, AV), trees.dot(V, BV)
+        W = jnp.tril(trees.gram(V, AV) + shift * VBV, -1) / norms
+        near.append(trees.subtract(trees.scale(b, AV), trees.scale(a - (W * VBV).sum(1), BV)))
+        far.append(b[:, None] * W)
+    # The parents' vectors are the same for every machine, so they are combined once.
+    return trees.subtract(trees.mean(near), trees.combine(trees.mean(far), BV_aux))
 
 
 class Auxiliary(NamedTuple):
@@ -130,10 +135,10 @@ class Paper(Stochastic):
     def start_aux(self, V: Tree) -> Auxiliary:
         return _start(V)
 
-    def direction(self, V: Tree, aux: Auxiliary, first: Products, second: Products) -> Tree:
-        BV_aux = second.BV if self.averaging is None else aux.BV
+    def direction(self, V: Tree, aux: Auxiliary, pairs: list[Pair]) -> Tree:
+        BV_aux = trees.mean([second.BV for _, second in pairs]) if self.averaging is None else aux.BV
         norms = jnp.maximum(trees.dot(V, BV_aux), self.floor)
-        return direction(V, first.AV, second.BV, BV_aux, norms, aux.shift)
+        return direction(V, pairs, BV_aux, norms, aux.shift)
 
     def update_aux(self, problem: Problem, state: State, first: Products, second: Products) -> Auxiliary:
         BV = running_mean(state.aux.BV, second.BV, _at(self.averaging, state.step))
@@ -186,8 +191,8 @@ class Smooth(Stochastic):
         """``[⟨v, B v⟩] = exp(log ρ + (log ν - log ρ) σ(z))``."""
         return self.floor * jnp.exp(jnp.log(self.ceiling / self.floor) * jax.nn.sigmoid(z))
 
-    def direction(self, V: Tree, aux: Auxiliary, first: Products, second: Products) -> Tree:
-        return direction(V, first.AV, second.BV, aux.BV, self.norms(aux.z), aux.shift)
+    def direction(self, V: Tree, aux: Auxiliary, pairs: list[Pair]) -> Tree:
+        return direction(V, pairs, aux.BV, self.norms(aux.z), aux.shift)
 
     def update_aux(self, problem: Problem, state: State, first: Products, second: Products) -> Auxiliary:
         gamma, (BV, z, _) = _at(self.averaging, state.step), state.aux

@@ -17,6 +17,7 @@ from eigenstream.problems.base import Problem, Products
 
 Tree = Any
 Schedule = float | Callable[[Any], Any]
+Pair = tuple[Products, Products]
 
 #: The Rayleigh quotients reported are averaged over about this many of the last batches.
 MEMORY = 50
@@ -31,7 +32,7 @@ class State(NamedTuple):
     optimizer: Tree
     #: What the problem remembers of the stream.
     memory: Tree
-    #: Running means of ``⟨v_i, A v_j⟩`` and ``⟨v_i, B v_j⟩``.
+    #: Running means of ``⟨v_i, A v_j⟩`` and ``⟨v_i, B v_j⟩``; of the latter only the diagonal where that is enough.
     grams: tuple[jax.Array, jax.Array]
     step: jax.Array
     #: A step went non-finite; the state is the last finite one, and stays.
@@ -91,8 +92,8 @@ class Stochastic:
         """Its auxiliary variables before the first step."""
         return ()
 
-    def direction(self, V: Tree, aux: Tree, first: Products, second: Products) -> Tree:
-        """The direction of ascent; ``first`` and ``second`` come from independent parts of the batch."""
+    def direction(self, V: Tree, aux: Tree, pairs: list[Pair]) -> Tree:
+        """The direction of ascent, a mean over pairs; the two of a pair come from independent parts of the batch."""
         raise NotImplementedError
 
     def update_aux(self, problem: Problem, state: State, first: Products, second: Products) -> Tree:
@@ -137,17 +138,21 @@ class Stochastic:
 
         parts = rows.split(batch, (1,) * self.shards) if self.shards > 1 else [batch]
         pairs = [
-            tuple(self._adjusted(p, V, shift) for p in pair)
+            (self._adjusted(first, V, shift), self._adjusted(second, V, shift))
             for part in parts
-            for pair in problem.estimate(memory, part, V, self.independent)
+            for first, second in problem.estimate(memory, part, V, self.independent)
         ]
-        ascent = _mean([self.direction(V, aux, first, second) for first, second in pairs])
-        first, second = _mean([first for first, _ in pairs]), _mean([second for _, second in pairs])
+        ascent = self.direction(V, aux, pairs)
+        first, second = trees.mean([first for first, _ in pairs]), trees.mean([second for _, second in pairs])
         change, optimizer = self._optimizer().update(trees.scale(-1, ascent), state.optimizer, V)
         moved = self.retract(optax.apply_updates(V, change))
 
         weight = jnp.maximum(1 / (state.step + 1), 1 if problem.noiseless else 1 / MEMORY).astype(state.grams[0].dtype)
-        batch_grams = _mean([(trees.gram(V, p.AV), trees.gram(V, q.BV)) for p, q in pairs])
+        # Only Rayleigh-Ritz, here or for the shift, looks past the diagonal of the second.
+        whole = self.polish or not problem.positive
+        batch_grams = trees.mean(
+            [(trees.gram(V, p.AV), trees.gram(V, q.BV) if whole else jnp.diag(trees.dot(V, q.BV))) for p, q in pairs]
+        )
         grams = jax.tree.map(lambda G, g: G + weight * (g - G), state.grams, batch_grams)
         new = State(
             moved,
@@ -194,9 +199,3 @@ class Stochastic:
 
 def _quotients(GA: Any, GB: Any) -> Any:
     return jnp.diag(GA) / jnp.diag(GB) if isinstance(GA, jax.Array) else np.diag(GA) / np.diag(GB)
-
-
-def _mean(items: list[Any]) -> Any:
-    if len(items) == 1:
-        return items[0]
-    return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]) / len(leaves), *items)
