@@ -41,7 +41,9 @@ def test_the_code_in_the_readme_runs(capsys):
     printed = capsys.readouterr().out
     assert "solved exactly from 10000 rows in 1 pass" in printed
     assert "(8,) (500, 8) scipy.linalg.eigh" in printed
-    np.testing.assert_allclose(names["result"].eigenvalues, [0.71, 0.70], atol=0.02)
+    assert printed.count("[0.89 0.7 ]") == 2
+    assert es.metrics.subspace_error(names["streamed"].V, names["result"].V) < 0.001
+    assert names["scores"].shape == (10_000, 2)
 
 
 def test_public_names_have_docstrings_with_examples():

@@ -61,7 +61,11 @@ CASES = {
     "labels too large": (lambda: es.solve(es.problems.lda(2), [(X, np.arange(50) % 3)], 1), "n_classes - 1 = 1"),
     "labels not whole": (lambda: es.solve(es.problems.lda(2), [(X, np.full(50, 0.5))], 1), "whole numbers"),
     "labels too few": (lambda: es.solve(es.problems.lda(2), [(X, np.zeros(3, int))], 1), "one label a row"),
-    "no labels": (lambda: es.solve(es.problems.lda(2), [X], 1), "pair"),
+    "no labels": (lambda: es.solve(es.problems.lda(2), [X], 1), r"pair \(X, labels\)"),
+    "a bare pair": (lambda: es.solve(es.problems.lda(2), (X, np.zeros(50, int)), 1), r"\[\(X, labels\)\]"),
+    "labels in words": (lambda: es.solve(es.problems.lda(2), [(X, np.array(["a"] * 50))], 1), "np.unique"),
+    "a problem not called": (lambda: es.solve(es.problems.pca, [X], 1), r"es.problems.pca\(\)"),
+    "a solver's class": (lambda: es.solve(pca, [X], 1, solver=Paper), r"Paper\(\.\.\.\)"),
     "one class": (lambda: es.problems.lda(1), "n_classes=1"),
     "edges out of range": (
         lambda: es.solve(es.problems.laplacian(n_nodes=3), [([0, 1], [1, 3])], 1),

@@ -179,7 +179,8 @@ def test_a_pilot_saves_the_digits_of_far_float32_rows():
     np.testing.assert_array_equal(near[1], batch[1])
     V = trees.normal(jax.random.key(0), 2, problem.template(batch))
     A, B = oracles.views([x.astype(np.float64) for x in batch])
-    found = batch_products(problem, near, V)
+    with jax.default_matmul_precision("highest"):
+        found = batch_products(problem, near, V)
     assert_products(found, V, A, B, tol=1e-5)
     assert problem.pilot((far - 1e5, batch[1])) is None
     assert es.problems.cca(center=False).pilot(batch) is None

@@ -159,6 +159,28 @@ def test_solvers_by_name(name):
     assert es.metrics.angles(result.V, np.eye(5)[:, :1])[0] < 0.3
 
 
+def test_a_hopeless_step_size_is_said():
+    """Finite, but nowhere near an eigenvector: the message names the cure."""
+    X = 100 * data(2000)
+    views = [(x[:, :3], x[:, 3:]) for x in np.split(X, 20)]
+    result = es.solve(es.problems.cca(), views, 2, solver=Paper(learning_rate=0.1))
+    assert np.isfinite(result.V).all()
+    assert "lower learning_rate, scale the features alike or use Adam" in result.message
+
+
+def test_exact_residuals_are_measured():
+    views = data(500)[:, :3], data(500, seed=1)
+    result = es.solve(es.problems.cca(), [views], 2)
+    assert 0 < result.residuals.max() < 1e-10
+    assert len(repr(result)) < 400
+
+
+def test_labels_may_be_whole_floats():
+    X, y = data(200), np.arange(200) % 2
+    a, b = (es.solve(es.problems.lda(2), [(X, labels)], 1).eigenvalues for labels in (y, y.astype(float)))
+    np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.slow
 def test_any_optax_optimizer():
     X = data(4000)

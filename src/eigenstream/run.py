@@ -27,6 +27,8 @@ Tree = Any
 
 #: Steps between two looks at a running solver: its progress, its residual and whether it failed.
 LOOK_EVERY = 50
+#: A residual that a player reaches only while it is nowhere near an eigenvector.
+FAR = 0.9
 SOLVERS: dict[str, Callable[[], Any]] = {
     "exact": Exact,
     "paper": Paper,
@@ -45,13 +47,13 @@ class Result:
     #: (k,): the most wanted first.
     eigenvalues: np.ndarray
     #: Players: a pytree like one row of the data, with leaves ``(k, ...)``.
-    eigenvectors: Tree
+    eigenvectors: Tree = field(repr=False)
     #: Whether the answer is exact, or its residual fell under ``tol``.
     converged: bool
     #: Why the run stopped, in words.
     message: str
     #: ``‖A v - λ B v‖ / (‖A v‖ + |λ| ‖B v‖)``; of a streaming solver on its last batches, sampling noise included.
-    residuals: np.ndarray
+    residuals: np.ndarray = field(repr=False)
     n_iter: int
     n_samples_seen: int
     solver: Any
@@ -123,6 +125,10 @@ def solve(
     >>> es.metrics.subspace_error(game.V, exact.V) < 1e-2
     True
     """
+    if not isinstance(problem, Problem):
+        raise ValueError(f"problem={problem!r}: give a problem, for instance es.problems.pca(), called")
+    if isinstance(solver, type):
+        raise ValueError(f"solver is the class {solver.__name__}: give an object, {solver.__name__}(...)")
     if which not in WHICH:
         raise ValueError(f"which={which!r}: give one of {', '.join(map(repr, WHICH))}")
     if not (isinstance(k, int | np.integer) and k >= 1):
@@ -210,14 +216,14 @@ def _solve_exact(problem: Problem, stream: _Stream, k: int, solver: Exact, which
         n = stream.n // passes
         after = solver.next_pass(state)
     _check_rows(problem, n, k, problem.fewest_rows(False))
-    solved, V = solver.solve(problem, state, which)
+    solved, V, rest = solver.solve(problem, state, which)
     d, rank = trees.size(state.template), sum(solved.ranks)
     message = (
         "solved exactly" if stream.needless else f"solved exactly from {n} rows in {passes} pass" + "es" * (passes > 1)
     )
     if rank < d:
         message += f"; B has rank {rank} of {d}, and the solution lies in its range"
-    return Result(solved.eigenvalues, V, True, message, np.zeros(k), steps, n, solver, [], state)
+    return Result(solved.eigenvalues, V, True, message, rest, steps, n, solver, [], state)
 
 
 def _check_rows(problem: Problem, n: int, k: int, least: int) -> None:
@@ -293,6 +299,10 @@ def _iterate(
         message = f"stopped after {source}, with a residual of {rest.max():.2g}"
         message += "" if stream.needless else " on the last batch, sampling noise included"
         message += f" (tol={tol:g} was not reached)" if tol is not None else ""
+        if rest.max() > FAR:
+            message += (
+                "; near 1, so these are no eigenvectors: lower learning_rate, scale the features alike or use Adam"
+            )
     lam, V = solver.eigenpairs(problem, state)
     return Result(sign * np.asarray(lam), V, converged, message, rest, steps, n, solver, history, state)
 

@@ -45,7 +45,10 @@ class Edges(Problem):
 
     def accept(self, batch: Tree) -> Tree:
         if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
-            raise ValueError("a batch of edges is a tuple (sources, targets) or (sources, targets, weights)")
+            raise ValueError(
+                "a batch of edges is a tuple of arrays, (sources, targets) or (sources, targets, weights): "
+                "give tuple(edges.T) for an array with one edge a row"
+            )
         i, j = (np.asarray(end) for end in batch[:2])
         w = np.asarray(batch[2] if len(batch) == 3 else np.ones(len(i)))
         if not (i.shape == j.shape == w.shape and i.ndim == 1 and len(i)):
@@ -93,7 +96,8 @@ class EdgeStatistics:
         """One pass is enough."""
 
     def operands(self) -> Operands:
-        scale = (self.problem.n_edges or 1) / self.count
+        # The whole graph has been seen, so without n_edges the degrees are its own rather than those of a mean edge.
+        scale = 1.0 if self.problem.n_edges is None else self.problem.n_edges / self.count
         symmetric = (self.adjacency + self.adjacency.T) * scale
         return laplacian_pair(symmetric, self.problem.normalized, self.problem.ridge)
 

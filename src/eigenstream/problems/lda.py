@@ -47,12 +47,18 @@ class LDA(Problem):
 
     def accept(self, batch: Tree) -> Tree:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise ValueError("LDA's batch is a pair (X, labels)")
+            raise ValueError(
+                "a batch of LDA is a pair (X, labels): give an iterable of pairs, [(X, labels)] for a single one"
+            )
         x, labels = check_views(batch[0]), np.asarray(batch[1])
         if labels.shape != (rows.n_rows(x),):
             raise ValueError(f"labels have shape {labels.shape} for {rows.n_rows(x)} rows: give one label a row")
-        if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= self.n_classes:
-            raise ValueError(f"labels must be whole numbers from 0 to n_classes - 1 = {self.n_classes - 1}")
+        known = labels.dtype.kind in "biuf" and np.isin(labels, np.arange(self.n_classes)).all()
+        if not known:
+            raise ValueError(
+                f"labels must be whole numbers from 0 to n_classes - 1 = {self.n_classes - 1}: number the classes, "
+                "for instance with np.unique(labels, return_inverse=True)"
+            )
         return x, labels.astype(np.int32)
 
     def pilot(self, batch: Tree) -> Tree | None:
