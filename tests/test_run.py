@@ -161,9 +161,9 @@ def test_solvers_by_name(name):
 
 def test_a_hopeless_step_size_is_said():
     """Finite, but nowhere near an eigenvector: the message names the cure."""
-    X = 100 * data(2000)
-    views = [(x[:, :3], x[:, 3:]) for x in np.split(X, 20)]
-    result = es.solve(es.problems.cca(), views, 2, solver=Paper(learning_rate=0.1))
+    X = 20 * data(2000, 60)
+    views = [(x[:, :30], x[:, 30:]) for x in np.split(X, 20)]
+    result = es.solve(es.problems.cca(), views, 2, solver=Paper(learning_rate=0.1, optimizer=optax.sign_sgd))
     assert np.isfinite(result.V).all()
     assert "lower learning_rate, scale the features alike or use Adam" in result.message
 

@@ -37,7 +37,13 @@ def rayleigh_quotients(problem: Any, batch: Tree, V: Tree) -> np.ndarray:
     >>> bool(abs(es.rayleigh_quotients(problem, X, result.eigenvectors) - result.eigenvalues).max() < 1e-4)
     True
     """
-    batch = rows.to_device(problem.accept(batch))
+    batch = problem.accept(batch)
+    if batch is not None:
+        least = problem.fewest_rows(False)
+        if rows.n_rows(batch) < least:
+            raise ValueError(f"the batch has too few rows: at least {least} are needed")
+        point = problem.pilot(batch)
+        batch = rows.to_device(batch if point is None else problem.less_pilot(batch, point))
     memory = problem.observe(problem.start(batch), batch) if batch is not None else ()
     [((AV, BV), _)] = problem.estimate(memory, batch, jax.tree.map(jnp.asarray, V), False)
     return np.asarray(trees.dot(V, AV) / trees.dot(V, BV))
@@ -97,7 +103,7 @@ def solve_dense(A: np.ndarray, B: np.ndarray, k: int, which: str, cutoff: float,
 
 def _whitening(B: np.ndarray, cutoff: float, sizes: list[int]) -> tuple[np.ndarray, list[int]]:
     """``T`` of full column rank with ``Tᵀ B T = I`` and ``B T Tᵀ B = B``, and its rank within each block."""
-    scale = np.sqrt(np.diag(B))
+    scale = np.sqrt(np.maximum(np.diag(B), 0))
     alive = scale > np.finfo(np.float64).eps * scale.max(initial=0.0)
     ends = np.cumsum([0, *sizes])
     blocks = [slice(a, b) for a, b in itertools.pairwise(ends)]

@@ -13,7 +13,7 @@ import scipy.sparse.linalg as sla
 from jax.experimental import sparse as jsparse
 
 from eigenstream import lobpcg
-from eigenstream.eigenpairs import leading
+from eigenstream.eigenpairs import WHICH, leading
 from eigenstream.metrics import residuals
 from eigenstream.problems.matrices import Matvec, check_operands, to_jax
 
@@ -25,7 +25,7 @@ class EighInfo(NamedTuple):
 
     #: The routine: for instance ``"scipy.linalg.eigh"``.
     method: str
-    #: ``‖A v - λ B v‖ / (‖A v‖ + |λ| ‖B v‖)`` of each pair.
+    #: ``‖A v - λ B v‖ / (‖A‖ ‖v‖ + |λ| ‖B v‖)`` of each pair.
     residuals: np.ndarray
     converged: bool
     #: How it went, in words.
@@ -81,10 +81,10 @@ def eigh(
     """
     A, B = check_operands(A, B, size)
     d = A.shape[0]
-    if which not in ("largest", "smallest", "magnitude"):
+    if which not in WHICH:
         raise ValueError(f"which={which!r}: give 'largest', 'smallest' or 'magnitude'")
     k = d if k is None else k
-    if not 1 <= k <= d:
+    if not (isinstance(k, int | np.integer) and 1 <= k <= d):
         raise ValueError(f"k={k}: give a whole number from 1 to the dimension, {d}")
     w: Any
     V: Any
@@ -95,7 +95,7 @@ def eigh(
         w, V, method, message = _by_lapack(A, B, k, which)
     else:
         w, V, method, message = _by_arpack(A, B, k, which, tol or 0.0, random_state)
-    rest = np.asarray(_jax_residuals(to_jax(A), to_jax(B), w, V)) if in_jax else residuals(V, w, A, B)
+    rest = residuals(V, w, A, B)
     return w, V, EighInfo(method, rest, not message, message or f"{k} pairs by {method}")
 
 
@@ -122,16 +122,52 @@ def _by_arpack(A: Any, B: Any, k: int, which: str, tol: float, seed: int) -> tup
         options |= {"M": B, "Minv": _inverse(B)}
     method, message = "scipy.sparse.linalg.eigsh", ""
     code = {"largest": "LA", "smallest": "SA", "magnitude": "LM"}[which]
+    sparse = scipy.sparse.issparse(A) and (B is None or scipy.sparse.issparse(B))
     try:
-        w, V = sla.eigsh(A, k, which=code, **options)
+        # The lower end of a Laplacian is crowded: where a first try gets nowhere, a factorisation is worth its cost.
+        quick = {"maxiter": 300} if sparse and which == "smallest" else {}
+        w, V = sla.eigsh(A, k, which=code, **(options | quick))
     except sla.ArpackNoConvergence as error:
-        w, V = error.eigenvalues, error.eigenvectors
-        if len(w) < k:
-            raise ValueError(f"ARPACK found {len(w)} of k={k} pairs: give a larger tol, or fewer k") from error
-        message = "ARPACK reached its last iteration before its tolerance"
+        found = _by_inverse(A, B, k, error.eigenvalues, options) if quick else None
+        if found is None:
+            raise ValueError(f"ARPACK found {len(error.eigenvalues)} of k={k} pairs: give a larger tol") from error
+        return *found, f"{method} with sigma", message
     w, V = _with_repeats(A, B, w, V, code, options)
     order = leading(w, k, which)
     return w[order], V[:, order], method, message
+
+
+def _by_inverse(A: Any, B: Any, k: int, known: np.ndarray, options: dict[str, Any]) -> Any:
+    """The smallest pairs by inverting ``A - σB``, with σ just under the spectrum; None if no such σ is found."""
+    metric = scipy.sparse.eye_array(A.shape[0], format="csr") if B is None else B
+    probe = options["v0"]
+    size = np.linalg.norm(A @ probe) / np.linalg.norm(metric @ probe)
+    start = min([0.0, *known.tolist()])
+    for step in np.geomspace(1e-6, 10, 8) * size:
+        sigma = start - step
+        try:
+            factor = _factor(A - sigma * metric)
+        except ValueError:
+            continue
+        # A - σB is positive definite: nothing lies below σ, and what is nearest to it is smallest.
+        inverse = sla.LinearOperator(A.shape, factor.solve, dtype=np.float64)
+        rest = {key: value for key, value in options.items() if key != "Minv"}
+        w, V = sla.eigsh(A, k, which="LM", sigma=sigma, OPinv=inverse, **rest)
+        order = np.argsort(w)
+        return w[order], V[:, order]
+    return None
+
+
+def _factor(M: Any) -> Any:
+    """A sparse factorisation of a positive definite matrix."""
+    try:
+        factor = sla.splu(M.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+    except RuntimeError as error:
+        raise ValueError(f"B is singular ({error}): add a ridge, B + r·tr(B)/d·I") from error
+    # With diagonal pivots, U's diagonal holds those of LDLᵀ, whose signs are the inertia.
+    if not (factor.U.diagonal() > 0).all():
+        raise ValueError("B is not positive definite: add a ridge, B + r·tr(B)/d·I")
+    return factor
 
 
 def _with_repeats(A: Any, B: Any, w: Any, V: Any, code: str, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -175,13 +211,7 @@ def _inverse(B: Any) -> sla.LinearOperator:
         return sla.LinearOperator((d, d), lambda x: scipy.linalg.cho_solve(factor, x), dtype=np.float64)
     if not scipy.sparse.issparse(B):
         return sla.LinearOperator((d, d), lambda x: _conjugate_gradients(B, x), dtype=np.float64)
-    try:
-        factor = sla.splu(B.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
-    except RuntimeError as error:
-        raise ValueError(f"B is singular ({error}): add a ridge, B + r·tr(B)/d·I") from error
-    # With diagonal pivots, U's diagonal holds those of LDLᵀ, whose signs are B's inertia.
-    if not (factor.U.diagonal() > 0).all():
-        raise ValueError("B is not positive definite: add a ridge, B + r·tr(B)/d·I")
+    factor = _factor(B)
     return sla.LinearOperator((d, d), factor.solve, dtype=np.float64)
 
 
@@ -215,12 +245,8 @@ def _in_jax(
     limit = max(1e-8, 100 * eps) if tol is None else tol
     X = jax.random.normal(jax.random.key(seed), (d, block), dtype)
     found = lobpcg.search(A, B, X, sign, k, limit, max_steps)
+    if not np.isfinite(np.asarray(found.values[:k])).all():
+        raise ValueError("B is not positive definite in this precision, or A or B holds NaN: add a ridge, or mend them")
     worst = float(found.residuals[:k].max())
     message = "" if worst <= limit else f"the residual is {worst:.2g} after {max_steps} steps, not {limit:.2g}"
     return sign * found.values[:k], found.X[:, :k], "eigenstream.lobpcg", message
-
-
-def _jax_residuals(A: Any, B: Any, w: Any, V: Any) -> Any:
-    AV, BV = A @ V, V if B is None else B @ V
-    size = jnp.linalg.norm(AV, axis=0) + jnp.abs(w) * jnp.linalg.norm(BV, axis=0)
-    return jnp.linalg.norm(AV - w * BV, axis=0) / jnp.where(size > 0, size, 1)

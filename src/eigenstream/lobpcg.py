@@ -53,10 +53,13 @@ def search(A: Any, B: Any, X: jax.Array, sign: float, k: int, tol: float, max_st
     def products(X: jax.Array) -> tuple[jax.Array, jax.Array]:
         return sign * (A @ X), X if B is None else B @ X
 
+    # What A makes of random columns stands for its size, so that a null vector's residual can be small.
+    norm_A = (jnp.linalg.norm(products(X)[0], axis=0) / jnp.linalg.norm(X, axis=0)).max()
+
     def rest(X: jax.Array, lam: jax.Array) -> tuple[jax.Array, jax.Array]:
         AX, BX = products(X)
         R = AX - lam * BX
-        size = jnp.linalg.norm(AX, axis=0) + jnp.abs(lam) * jnp.linalg.norm(BX, axis=0)
+        size = norm_A * jnp.linalg.norm(X, axis=0) + jnp.abs(lam) * jnp.linalg.norm(BX, axis=0)
         return R, jnp.linalg.norm(R, axis=0) / jnp.where(size > 0, size, 1)
 
     def ritz(S: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -49,7 +49,8 @@ def subspace_error(V: Any, V_true: Any, B: Any = None) -> float:
 
 
 def _orthonormal(V: np.ndarray, B: Any) -> np.ndarray:
-    V = V / np.sqrt((V * _apply(B, V)).sum(0))
+    norms = np.sqrt((V * _apply(B, V)).sum(0))
+    V = V[:, norms > 0] / norms[norms > 0]
     for _ in range(2):
         gram = V.T @ _apply(B, V)
         sigma, U = scipy.linalg.eigh((gram + gram.T) / 2)
@@ -81,13 +82,14 @@ def angles(V: Any, V_true: Any, B: Any = None) -> np.ndarray:
 
 
 def residuals(V: Any, eigenvalues: Any, A: Any, B: Any = None) -> np.ndarray:
-    """``‖A v - λ B v‖ / (‖A v‖ + |λ| ‖B v‖)`` of each pair.
+    """``‖A v - λ B v‖ / (‖A‖ ‖v‖ + |λ| ‖B v‖)`` of each pair.
 
     Parameters
     ----------
     V : (d, k) array
     eigenvalues : (k,) array
     A, B : matrices, sparse matrices or operators
+        Only products with them are taken; ``‖A‖`` is estimated from those with ``V`` and with one random vector.
 
     Examples
     --------
@@ -96,9 +98,14 @@ def residuals(V: Any, eigenvalues: Any, A: Any, B: Any = None) -> np.ndarray:
     [0.0, 0.0]
     """
     V, lam = np.asarray(V, np.float64), np.asarray(eigenvalues, np.float64)
+    if V.ndim != 2 or lam.shape != V.shape[1:]:
+        raise ValueError(f"V has shape {V.shape} and eigenvalues {lam.shape}: give (d, k) columns and k values")
     AV, BV = _apply(A, V), _apply(B, V)
-    size = np.linalg.norm(AV, axis=0) + np.abs(lam) * np.linalg.norm(BV, axis=0)
-    return np.linalg.norm(AV - lam * BV, axis=0) / np.where(size > 0, size, 1)
+    probe = np.random.default_rng(0).normal(size=(len(V), 1))
+    norms = np.linalg.norm(V, axis=0)
+    size = max(np.linalg.norm(_apply(A, probe)) / np.linalg.norm(probe), (np.linalg.norm(AV, axis=0) / norms).max())
+    scale = size * norms + np.abs(lam) * np.linalg.norm(BV, axis=0)
+    return np.linalg.norm(AV - lam * BV, axis=0) / np.where(scale > 0, scale, 1)
 
 
 def proportion_captured(V: Any, A: Any, B: Any = None, eigenvalues: Any = None) -> float:
@@ -109,7 +116,7 @@ def proportion_captured(V: Any, A: Any, B: Any = None, eigenvalues: Any = None) 
     V : (d, k) array
     A, B : matrices, sparse matrices or operators
     eigenvalues : array, optional
-        The true ones, descending; solved for if left out.
+        The true ones; solved for if left out, which needs dense matrices.
 
     Examples
     --------

@@ -107,7 +107,12 @@ def _group_means(x: Any, group: np.ndarray, groups: int) -> tuple[np.ndarray, np
 
 def _sparse_moments(x: Any, group: np.ndarray, groups: int, pilot: np.ndarray) -> tuple[np.ndarray, ...]:
     counts, means = _group_means(x, group, groups)
-    scatter = (x.T @ x).toarray().astype(np.float64) - (means * counts[:, None]).T @ means
+    x = x.astype(np.float64)
+    raw = (x.T @ x).toarray()
+    scatter = raw - (means * counts[:, None]).T @ means
+    # Sparse rows are not centred before they are multiplied, so what is left of a constant feature is rounding.
+    constant = np.diag(scatter) <= 1e-11 * np.diag(raw)
+    scatter[constant], scatter[:, constant] = 0, 0
     return counts, means - pilot, scatter
 
 

@@ -225,14 +225,18 @@ def centre_by_batch(x: Tree) -> Tree:
 
 
 def pilot(batch: Tree) -> Tree | None:
-    """The first row of host rows whose mean is ten times their deviations or more, to be subtracted from all; or None.
+    """The means of features that lie ten deviations or more from zero, to be subtracted from every row; or None.
 
     Centred problems do not see the difference, but float32 does.
     """
 
     def one(leaf: Any) -> Any:
-        far = not scipy.sparse.issparse(leaf) and np.linalg.norm(leaf[0]) > 10 * np.linalg.norm(leaf[0] - leaf[-1])
-        return leaf[:1] if far else np.zeros((1, *leaf.shape[1:]), leaf.dtype)
+        if scipy.sparse.issparse(leaf):
+            return np.zeros((1, leaf.shape[1]), leaf.dtype)
+        x = _matrix(np.asarray(leaf))
+        mean = x.mean(0, dtype=np.float64)
+        variance = np.einsum("ij,ij->j", x, x) / len(x) - mean**2
+        return np.where(mean**2 > 100 * variance, mean, 0).astype(x.dtype).reshape((1, *leaf.shape[1:]))
 
     points = jax.tree.map(one, batch, is_leaf=scipy.sparse.issparse)
     return points if any(point.any() for point in jax.tree.leaves(points)) else None

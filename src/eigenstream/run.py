@@ -44,7 +44,7 @@ SOLVERS: dict[str, Callable[[], Any]] = {
 class Result:
     """Eigenpairs, and how they were come by."""
 
-    #: (k,): the most wanted first.
+    #: (k,): the most wanted first; of an iterative solver, in the order of its players.
     eigenvalues: np.ndarray
     #: Players: a pytree like one row of the data, with leaves ``(k, ...)``.
     eigenvectors: Tree = field(repr=False)
@@ -52,7 +52,7 @@ class Result:
     converged: bool
     #: Why the run stopped, in words.
     message: str
-    #: ``‖A v - λ B v‖ / (‖A v‖ + |λ| ‖B v‖)``; of a streaming solver on its last batches, sampling noise included.
+    #: ``‖A v - λ B v‖ / (‖A‖ ‖v‖ + |λ| ‖B v‖)``; of a streaming solver on its last batches, sampling noise included.
     residuals: np.ndarray = field(repr=False)
     n_iter: int
     n_samples_seen: int
@@ -78,7 +78,7 @@ def solve(
     max_epochs: int = 1,
     max_steps: int | None = None,
     tol: float | None = None,
-    memory_budget: float = 2e9,
+    memory_budget: float = 4e9,
     random_state: int = 0,
     verbose: bool = False,
 ) -> Result:
@@ -99,11 +99,11 @@ def solve(
     which : {"largest", "smallest", "magnitude"}
         From which end of the spectrum; ``"magnitude"`` with ``"exact"`` only.
     max_epochs : int
-        Passes over ``batches``.
+        Passes over ``batches`` of an iterative solver; an exact solution takes as many as it needs.
     max_steps : int, optional
-        The most steps in all; 1000 for matrices.
+        The most steps of an iterative solver in all; 1000 for matrices.
     tol : float, optional
-        Stop once every pair's residual, averaged over a look, is below this.
+        Stop an iterative solver once the largest residual, a running mean over looks 50 steps apart, is below this.
     memory_budget : float
         Bytes that ``"auto"`` may spend on exact statistics.
     random_state : int
@@ -133,6 +133,10 @@ def solve(
         raise ValueError(f"which={which!r}: give one of {', '.join(map(repr, WHICH))}")
     if not (isinstance(k, int | np.integer) and k >= 1):
         raise ValueError(f"k={k!r}: give a whole number of at least 1")
+    if max_steps is not None and not (isinstance(max_steps, int | np.integer) and max_steps >= 1):
+        raise ValueError(f"max_steps={max_steps!r}: give a whole number of at least 1, or None")
+    if not isinstance(random_state, int | np.integer):
+        raise ValueError(f"random_state={random_state!r}: give a whole number, the seed")
     if not (isinstance(max_epochs, int | np.integer) and max_epochs >= 1):
         raise ValueError(f"max_epochs={max_epochs!r}: give a whole number of at least 1")
     stream = _Stream(problem, batches)
@@ -160,10 +164,10 @@ class _Stream:
             return
         if batches is None:
             raise ValueError("batches is None: this problem needs data; give an iterable of batches")
-        if isinstance(batches, np.ndarray | jax.Array):
+        if hasattr(batches, "shape"):
             raise ValueError("batches is one array: give an iterable of batches, [X] for a single one")
-        self.source, self.repeatable, self.n = batches, iter(batches) is not batches, 0
         self._opened: Iterator[Tree] | None = iter(batches)
+        self.source, self.repeatable, self.n = batches, self._opened is not batches, 0
         head = next(self._opened, None)
         if head is None:
             raise ValueError("batches is empty: give at least one batch")
@@ -182,8 +186,9 @@ class _Stream:
     def _checked(self, raw: Tree) -> Tree:
         batch = self.problem.accept(raw)
         seen = self.problem.template(batch)
-        if seen != self.template:
-            raise ValueError(f"the stream changed shape: its first rows were {self.template}, these are {seen}")
+        first, now = (jax.tree.map(lambda leaf: leaf.shape, t) for t in (self.template, seen))
+        if first != now:
+            raise ValueError(f"the stream changed shape: its first rows were of shape {first}, these are of {now}")
         self.n += rows.n_rows(batch)
         return batch
 
@@ -192,8 +197,8 @@ def _chosen(solver: Any, d: int, problem: Problem, budget: float) -> Any:
     if not isinstance(solver, str):
         return solver
     if solver == "auto":
-        needed = 4 * 8 * d * d
-        if needed > budget and not isinstance(problem, Matrices):
+        needed = problem.statistics_bytes(d)
+        if needed > budget:
             raise ValueError(
                 f"solver='auto': exact statistics of {d} features need {needed / 1e9:.1f} GB, over memory_budget of "
                 f"{budget / 1e9:.1f} GB; raise it, or choose a streaming solver such as es.solvers.Paper(...)"
@@ -210,20 +215,27 @@ def _solve_exact(problem: Problem, stream: _Stream, k: int, solver: Exact, which
     after: Any = state
     while after is not None and not stream.needless:
         state, passes = after, passes + 1
+        before = stream.n
         for batch in stream:
             state = solver.step(problem, state, batch)
             steps += 1
+        _check_again(stream, before)
         n = stream.n // passes
         after = solver.next_pass(state)
     _check_rows(problem, n, k, problem.fewest_rows(False))
-    solved, V, rest = solver.solve(problem, state, which)
+    solved, V, info = solver.solve(problem, state, which)
     d, rank = trees.size(state.template), sum(solved.ranks)
     message = (
-        "solved exactly" if stream.needless else f"solved exactly from {n} rows in {passes} pass" + "es" * (passes > 1)
+        info.message if stream.needless else f"solved exactly from {n} rows in {passes} pass" + "es" * (passes > 1)
     )
     if rank < d:
         message += f"; B has rank {rank} of {d}, and the solution lies in its range"
-    return Result(solved.eigenvalues, V, True, message, rest, steps, n, solver, [], state)
+    return Result(solved.eigenvalues, V, info.converged, message, info.residuals, steps, n, solver, [], state)
+
+
+def _check_again(stream: _Stream, before: int) -> None:
+    if stream.n == before:
+        raise ValueError("batches gave nothing when read again: give a list, or an iterable that starts anew each time")
 
 
 def _check_rows(problem: Problem, n: int, k: int, least: int) -> None:
@@ -293,13 +305,16 @@ def _iterate(
     _check_rows(problem, n, k, solver.fewest_rows(problem))
     rest = np.asarray(info.residuals) if info is not None else np.full(k, np.nan)
     if bool(state.failed):
-        message = f"a step near number {steps} was not finite; this is the last finite state: lower learning_rate"
+        message = (
+            f"a step near number {steps} was not finite; this is the last finite state: lower learning_rate, "
+            "or look for NaN in the data"
+        )
     elif not message:
         source = f"{steps} steps on the matrices" if stream.needless else f"{n} rows in {steps} batches"
         message = f"stopped after {source}, with a residual of {rest.max():.2g}"
         message += "" if stream.needless else " on the last batch, sampling noise included"
         message += f" (tol={tol:g} was not reached)" if tol is not None else ""
-        if rest.max() > FAR:
+        if rest.max() > FAR and sign > 0:
             message += (
                 "; near 1, so these are no eigenvectors: lower learning_rate, scale the features alike or use Adam"
             )
@@ -314,8 +329,14 @@ def _portions(solver: Any, problem: Problem, stream: _Stream, max_epochs: int, m
         return (min(LOOK_EVERY, left - start) for start in range(0, left, LOOK_EVERY))
     if max_epochs > 1 and not stream.repeatable:
         raise ValueError(f"max_epochs={max_epochs}, but batches can be read once only: give a list or a re-iterable")
-    epochs = (_LargeEnough(stream, solver.fewest_rows(problem)) for _ in range(max_epochs))
-    return itertools.islice(itertools.chain.from_iterable(epochs), max_steps)
+
+    def epochs() -> Iterator[Iterator[Tree]]:
+        for _ in range(max_epochs):
+            before = stream.n
+            yield _LargeEnough(stream, solver.fewest_rows(problem))
+            _check_again(stream, before)
+
+    return itertools.islice(itertools.chain.from_iterable(epochs()), max_steps)
 
 
 class _LargeEnough:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eigenstream.problems.base import Problem, Products
+from eigenstream.problems.base import Problem, Products, check_options
 from eigenstream.problems.graphs import Edges, laplacian_pair
 from eigenstream.problems.ica import ICA
 from eigenstream.problems.lda import LDA
@@ -170,6 +170,7 @@ def laplacian(
     [0.0, 0.5]
     """
     if graph is not None:
+        check_options(False, ridge)
         W = check_operands(graph, None, None).A
         if W.min() < 0:
             raise ValueError("graph has negative weights: a Laplacian needs weights of at least 0")

@@ -114,6 +114,10 @@ class Problem:
         """How many components there are in views of these dimensions or ranks."""
         return sum(sizes)
 
+    def statistics_bytes(self, d: int) -> int:
+        """The most memory that an exact solution takes: measured, about fifteen d×d arrays at its peak."""
+        return 15 * 8 * d * d
+
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
         """An empty accumulator of the sums behind the exact ``A`` and ``B``."""
         return ViewStatistics(self, self.template(batch))
@@ -195,7 +199,7 @@ def static(cls: type) -> type:
 def check_options(center: Any, ridge: float) -> None:
     if center not in (True, False, "running"):
         raise ValueError(f"center={center!r}: give True (each batch's mean), False (rows are centred) or 'running'")
-    if not ridge >= 0:
+    if not 0 <= ridge < np.inf:
         raise ValueError(f"ridge={ridge!r}: give a number of at least 0, relative to the mean eigenvalue of B")
 
 
@@ -207,14 +211,22 @@ def check_rows(x: Any, name: str) -> Any:
         x = x.tocsr()
     elif not isinstance(x, jax.Array):
         x = np.asarray(x)
-    if x.dtype.kind in "biu":
-        x = x.astype(np.float32)
+    x = x.astype(_float_for(x.dtype)) if _float_for(x.dtype) != x.dtype else x
     return _checked(x, name, x.data if scipy.sparse.issparse(x) else x)
 
 
-def _checked(x: Any, name: str, values: Any) -> Any:
+def _float_for(dtype: Any) -> Any:
+    """The float type that holds a real type's values: float32 or float64."""
+    if dtype.kind in "biu":
+        return np.dtype(np.float32 if dtype.itemsize <= 2 else np.float64)
     # JAX's own small floats, bfloat16 among them, are of kind "V" to NumPy.
-    if x.dtype.kind not in "fV":
+    if dtype.kind in "fV" and dtype.names is None:
+        return np.dtype(np.float32 if dtype.itemsize <= 4 else np.float64)
+    return dtype
+
+
+def _checked(x: Any, name: str, values: Any) -> Any:
+    if x.dtype.kind != "f":
         raise ValueError(f"{name} has dtype {x.dtype}: give real numbers (split complex ones into two columns)")
     if x.ndim < 2:
         raise ValueError(f"{name} has shape {x.shape}: give rows by features, at least two dimensions (x[:, None])")

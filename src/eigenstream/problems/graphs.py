@@ -77,6 +77,9 @@ class Edges(Problem):
             degrees = jnp.zeros_like(V[0]).at[i].add(w).at[j].add(w)
         return Products(AV, (degrees + self.ridge * degrees.mean()) * V)
 
+    def statistics_bytes(self, d: int) -> int:
+        return 0
+
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
         return EdgeStatistics(self, scipy.sparse.csr_matrix((self.n_nodes, self.n_nodes)), 0)
 

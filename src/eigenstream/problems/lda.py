@@ -42,7 +42,7 @@ class LDA(Problem):
 
     def __post_init__(self) -> None:
         check_options(self.center, self.ridge)
-        if not (isinstance(self.n_classes, int) and self.n_classes >= 2):
+        if not (isinstance(self.n_classes, int | np.integer) and self.n_classes >= 2):
             raise ValueError(f"n_classes={self.n_classes!r}: give the number of classes, two or more")
 
     def accept(self, batch: Tree) -> Tree:
@@ -86,7 +86,8 @@ class LDA(Problem):
         def one(leaf: Any, m: Any) -> Any:
             sums = rows.column_sums(leaf, member.astype(m.dtype))
             column = (-1,) + (1,) * (m.ndim - 1)
-            return m + (sums - arrived.reshape(column) * m) / jnp.maximum(counts, 1).reshape(column)
+            change = (sums - arrived.reshape(column) * m) / jnp.maximum(counts, 1).reshape(column)
+            return m + change.astype(m.dtype)
 
         return Classes(counts, rows.map_leaves(one, x, memory.means))
 

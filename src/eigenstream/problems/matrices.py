@@ -13,7 +13,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 from jax.experimental import sparse as jsparse
 
-from eigenstream.problems.base import Problem, Products
+from eigenstream.problems.base import Problem, Products, check_options
 
 Tree = Any
 
@@ -96,6 +96,9 @@ class Matrices(Problem):
     def fewest_rows(self, independent: bool) -> int:
         return 0
 
+    def statistics_bytes(self, d: int) -> int:
+        return 0
+
     def statistics(self, batch: Tree, repeatable: bool) -> MatrixStatistics:
         return MatrixStatistics(self)
 
@@ -142,6 +145,7 @@ def matrices(A: Any, B: Any = None, *, size: int | None = None, ridge: float = 0
     >>> es.solve(problem, None, k=2, solver="exact").eigenvalues.tolist()
     [3.0, 2.0]
     """
+    check_options(False, ridge)
     operands = check_operands(A, B, size)
     if ridge and any(isinstance(M, Matvec | scipy.sparse.linalg.LinearOperator) for M in operands):
         raise ValueError("ridge needs the diagonal of B, which a linear operator hides: add it inside the operator")

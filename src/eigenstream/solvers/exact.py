@@ -10,6 +10,7 @@ import numpy as np
 
 from eigenstream import generalized, rows, trees
 from eigenstream.eigenpairs import Dense, fix_signs, solve_dense
+from eigenstream.generalized import EighInfo
 from eigenstream.metrics import residuals
 from eigenstream.moments import BLOCK_ROWS
 from eigenstream.problems.base import Problem, view_sizes
@@ -67,24 +68,27 @@ class Exact:
         again = self._settled(state).statistics.again()
         return None if again is None else state._replace(statistics=again, pending=())
 
-    def solve(self, problem: Problem, state: ExactState, which: str) -> tuple[Dense, Tree, np.ndarray]:
-        """Eigenpairs of the statistics, as SciPy would give them and as signed players, and their residuals."""
+    def solve(self, problem: Problem, state: ExactState, which: str) -> tuple[Dense, Tree, EighInfo]:
+        """Eigenpairs of the statistics, as SciPy would give them and as signed players, and how they were found."""
         operands = self._settled(state).statistics.operands()
         if isinstance(operands, Operands):
             lam, V, info = generalized.eigh(operands.A, operands.B, k=state.k, which=which)
-            solved, rest = Dense(np.asarray(lam), np.asarray(V), [V.shape[0]]), info.residuals
+            solved = Dense(np.asarray(lam), np.asarray(V), [V.shape[0]])
         else:
             A, B = (trees.columns(M) for M in problem.products(operands, trees.identity(state.template)))
+            if not (np.isfinite(A).all() and np.isfinite(B).all()):
+                raise ValueError("the sums are not finite: the rows hold NaN, infinity or numbers too large to square")
             d = len(A)
             # Rounding of float32 rows reaches √d ε in a covariance of unit diagonal; of float64 rows, LAPACK's d ε.
             coarse = state.epsilon > np.finfo(np.float64).eps
             cutoff = state.epsilon * (np.sqrt(d) if coarse else d)
             solved = solve_dense((A + A.T) / 2, B, state.k, which, cutoff, view_sizes(state.template))
             rest = residuals(solved.vectors, solved.eigenvalues, A, B)
+            info = EighInfo("scipy.linalg.eigh", rest, True, "solved exactly")
         most = problem.most_components(solved.ranks)
         if state.k > most:
             raise ValueError(
                 f"k={state.k} is too large: B has ranks {solved.ranks} (constant or duplicate columns, or few rows), "
                 f"so there are {most} components; give k of at most {most}, or a ridge"
             )
-        return solved, fix_signs(trees.rows(solved.vectors, state.template)), rest
+        return solved, fix_signs(trees.rows(solved.vectors, state.template)), info

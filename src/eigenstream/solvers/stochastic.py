@@ -43,7 +43,7 @@ class Info(NamedTuple):
     """What is looked at and thrown away."""
 
     eigenvalues: jax.Array
-    #: ``‖A v - λ B v‖ / (‖A v‖ + |λ| ‖B v‖)`` on this batch, its sampling noise included.
+    #: ``‖A v - λ B v‖ / (‖A‖ ‖v‖ + |λ| ‖B v‖)`` on this batch, its sampling noise included.
     residuals: jax.Array
 
 
@@ -81,6 +81,8 @@ class Stochastic:
     def __post_init__(self) -> None:
         if not callable(self.learning_rate) and not self.learning_rate > 0:
             raise ValueError(f"learning_rate={self.learning_rate!r}: give a positive number or a schedule")
+        if not callable(self.optimizer):
+            raise ValueError("optimizer: give a function of a learning rate, optax.adam and not optax.adam(1e-3)")
         if not (isinstance(self.shards, int) and self.shards >= 1):
             raise ValueError(f"shards={self.shards!r}: give a whole number of at least 1")
         if not self.epsilon >= 0:
@@ -136,7 +138,7 @@ class Stochastic:
         V, aux, shift = state.V, state.aux, self.fixed_shift(problem)
         memory = problem.observe(state.memory, batch)
 
-        parts = rows.split(batch, (1,) * self.shards) if self.shards > 1 else [batch]
+        parts = rows.split(batch, (1,) * self.shards) if self.shards > 1 and batch is not None else [batch]
         pairs = [
             (self._adjusted(first, V, shift), self._adjusted(second, V, shift))
             for part in parts
@@ -173,8 +175,10 @@ class Stochastic:
         return Products(trees.add(p.AV, trees.scale(shift, BV)) if shift else p.AV, BV)
 
     def _info(self, V: Tree, AV: Tree, BV: Tree, grams: Any, shift: float) -> Info:
-        lam = trees.dot(V, AV) / trees.dot(V, BV)
-        size = trees.norms(AV) + jnp.abs(lam) * trees.norms(BV)
+        AV = trees.subtract(AV, trees.scale(shift, BV)) if shift else AV
+        lam, norms = trees.dot(V, AV) / trees.dot(V, BV), trees.norms(V)
+        # The largest A v stands for the size of A, so that a null vector's residual can be small.
+        size = (trees.norms(AV) / norms).max() * norms + jnp.abs(lam) * trees.norms(BV)
         rest = trees.norms(trees.subtract(AV, trees.scale(lam, BV)))
         return Info(_quotients(*grams) - shift, rest / jnp.where(size > 0, size, 1))
 
