@@ -125,7 +125,7 @@ def _by_arpack(A: Any, B: Any, k: int, which: str, tol: float, seed: int) -> tup
     sparse = scipy.sparse.issparse(A) and (B is None or scipy.sparse.issparse(B))
     try:
         # The lower end of a Laplacian is crowded: where a first try gets nowhere, a factorisation is worth its cost.
-        quick = {"maxiter": 300} if sparse and which == "smallest" else {}
+        quick = {"maxiter": 100} if sparse and which == "smallest" else {}
         w, V = sla.eigsh(A, k, which=code, **(options | quick))
     except sla.ArpackNoConvergence as error:
         found = _by_inverse(A, B, k, error.eigenvalues, options) if quick else None

@@ -18,13 +18,13 @@ BLOCK_ROWS = 4096
 
 
 def blocks(batches: list[Any], labels: list[np.ndarray] | None = None) -> Iterator[tuple[Any, np.ndarray]]:
-    """Regroup rows and their labels into blocks of at most `BLOCK_ROWS` rows, each all sparse or all dense."""
+    """Regroup rows and their labels into blocks of `BLOCK_ROWS` rows or a little more, each all sparse or all dense."""
     labels = [np.zeros(b.shape[0], np.intp) for b in batches] if labels is None else labels
     pending: list[tuple[Any, np.ndarray]] = []
     for batch, names in zip(batches, labels, strict=True):
         for start in range(0, batch.shape[0], BLOCK_ROWS):
             piece = batch[start : start + BLOCK_ROWS], names[start : start + BLOCK_ROWS]
-            full = sum(p.shape[0] for p, _ in pending) + piece[0].shape[0] > BLOCK_ROWS
+            full = sum(p.shape[0] for p, _ in pending) >= BLOCK_ROWS
             if pending and (full or scipy.sparse.issparse(piece[0]) != scipy.sparse.issparse(pending[0][0])):
                 yield _joined([p for p, _ in pending]), np.concatenate([n for _, n in pending])
                 pending = []
@@ -106,8 +106,8 @@ def _group_means(x: Any, group: np.ndarray, groups: int) -> tuple[np.ndarray, np
 
 
 def _sparse_moments(x: Any, group: np.ndarray, groups: int, pilot: np.ndarray) -> tuple[np.ndarray, ...]:
-    counts, means = _group_means(x, group, groups)
     x = x.astype(np.float64)
+    counts, means = _group_means(x, group, groups)
     raw = (x.T @ x).toarray()
     scatter = raw - (means * counts[:, None]).T @ means
     # Sparse rows are not centred before they are multiplied, so what is left of a constant feature is rounding.

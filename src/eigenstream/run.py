@@ -150,6 +150,8 @@ def solve(
         return _solve_exact(problem, stream, int(k), solver, which)
     if which == "magnitude":
         raise ValueError('which="magnitude" needs the whole spectrum: take solver="exact"')
+    if tol is not None and isinstance(solver, RSGPlus):
+        raise ValueError("tol: RSGPlus has no residual to stop on; give max_epochs or max_steps")
     posed = problem if which == "largest" else Negated(problem)
     return _iterate(posed, stream, int(k), solver, max_epochs, max_steps, tol, random_state, verbose)
 

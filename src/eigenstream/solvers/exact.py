@@ -20,10 +20,11 @@ Tree = Any
 
 
 class ExactState(NamedTuple):
-    """The statistics so far, and batches that wait until they fill a block."""
+    """The statistics so far, and batches that wait, with how many rows, until they fill a block."""
 
     statistics: Any
     pending: tuple[Tree, ...]
+    waiting: int
     template: Tree
     k: int
     #: The coarsest arithmetic among the rows.
@@ -48,25 +49,26 @@ class Exact:
     def init(self, problem: Problem, batch: Tree, k: int, repeatable: bool = False) -> ExactState:
         """Empty statistics for batches like this one; ``repeatable`` says that they can be read twice."""
         statistics = problem.statistics(batch, repeatable)
-        return ExactState(statistics, (), problem.template(batch), k, float(np.finfo(np.float64).eps))
+        return ExactState(statistics, (), 0, problem.template(batch), k, float(np.finfo(np.float64).eps))
 
     def step(self, problem: Problem, state: ExactState, batch: Tree) -> ExactState:
         """The statistics with one more batch."""
         batch = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, batch)
         floats = [x.dtype for x in rows.leaves(batch) if x.dtype.kind == "f"]
         epsilon = max([state.epsilon, *(float(np.finfo(dtype).eps) for dtype in floats)])
-        state = state._replace(pending=(*state.pending, batch), epsilon=epsilon)
-        return self._settled(state) if sum(map(rows.n_rows, state.pending)) >= BLOCK_ROWS else state
+        waiting = state.waiting + rows.n_rows(batch)
+        state = state._replace(pending=(*state.pending, batch), waiting=waiting, epsilon=epsilon)
+        return self._settled(state) if waiting >= BLOCK_ROWS else state
 
     def _settled(self, state: ExactState) -> ExactState:
         if not state.pending:
             return state
-        return state._replace(statistics=state.statistics.add(list(state.pending)), pending=())
+        return state._replace(statistics=state.statistics.add(list(state.pending)), pending=(), waiting=0)
 
     def next_pass(self, state: ExactState) -> ExactState | None:
         """The state to read the batches again with, or None if one pass was enough."""
         again = self._settled(state).statistics.again()
-        return None if again is None else state._replace(statistics=again, pending=())
+        return None if again is None else state._replace(statistics=again, pending=(), waiting=0)
 
     def solve(self, problem: Problem, state: ExactState, which: str) -> tuple[Dense, Tree, EighInfo]:
         """Eigenpairs of the statistics, as SciPy would give them and as signed players, and how they were found."""
