@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.sparse
 
@@ -132,6 +133,18 @@ CASES = {
         lambda: es.solve(cca, [(scipy.sparse.csr_matrix(X), Y)], 1, solver=RSGPlus()),
         "dense views",
     ),
+    "max_steps of 0": (lambda: es.solve(es.problems.pca(), [X], 1, "paper", max_steps=0), "max_steps=0"),
+    "max_steps a fraction": (lambda: es.solve(es.problems.pca(), [X], 1, "paper", max_steps=2.5), "max_steps=2.5"),
+    "no seed": (lambda: es.solve(es.problems.pca(), [X], 1, "paper", random_state=None), "random_state=None"),
+    "a sparse matrix for a stream": (lambda: es.solve(es.problems.pca(), scipy.sparse.csr_matrix(X), 1), "one array"),
+    "a made optimizer": (lambda: Paper(optimizer=optax.adam(1e-3)), "optax.adam and not"),
+    "a negative ridge on a graph": (lambda: es.problems.laplacian(np.eye(3), ridge=-1), "ridge=-1"),
+    "a negative ridge on matrices": (lambda: es.problems.matrices(np.eye(2), ridge=-2), "ridge=-2"),
+    "an infinite ridge": (lambda: es.problems.pca(ridge=np.inf), "ridge=inf"),
+    "k a fraction in eigh": (lambda: es.eigh(np.eye(3), k=1.5), "k=1.5"),
+    "NaN on a device": (lambda: es.solve(es.problems.pca(), [jnp.full((9, 2), jnp.nan)], 1), "not finite.*NaN"),
+    "residuals of unequal length": (lambda: es.metrics.residuals(np.eye(3), [1.0], np.eye(3)), "k values"),
+    "tol for RSG+": (lambda: es.solve(es.problems.cca(), [(X, X)], 1, RSGPlus(), tol=0.1), "tol"),
     "shapes of metrics": (lambda: es.metrics.subspace_error(np.eye(3), np.eye(2)), r"\(d, k\)"),
 }
 

@@ -18,11 +18,11 @@ class Search(NamedTuple):
     iteration: jax.Array
 
 
-def small_eigh(GA: jax.Array, GB: jax.Array) -> tuple[jax.Array, jax.Array]:
+def small_eigh(GA: jax.Array, GB: jax.Array, cutoff: float | None = None) -> tuple[jax.Array, jax.Array]:
     """Ritz values, descending, and vectors on the numerical range of ``GB``; past it, values are -inf and vectors 0."""
     size = jnp.sqrt(jnp.maximum(jnp.diag(GB), jnp.finfo(GB.dtype).tiny))
     sigma, U = jnp.linalg.eigh((GB + GB.T) / 2 / size / size[:, None])
-    keep = sigma > len(GB) * jnp.finfo(GB.dtype).eps * sigma[-1]
+    keep = sigma > (len(GB) * jnp.finfo(GB.dtype).eps if cutoff is None else cutoff) * sigma[-1]
     T = jnp.where(keep, U / jnp.sqrt(jnp.where(keep, sigma, 1)), 0) / size[:, None]
     inner = T.T @ ((GA + GA.T) / 2) @ T
     # Directions that were dropped go under the whole spectrum, so that they are chosen last.

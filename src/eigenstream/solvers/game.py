@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from eigenstream import trees
+from eigenstream.lobpcg import small_eigh
 from eigenstream.problems.base import Problem, Products
 from eigenstream.solvers.stochastic import Pair, Schedule, State, Stochastic
 
@@ -217,12 +218,8 @@ def needed_shift(GA: jax.Array, GB: jax.Array, cutoff: float) -> jax.Array:
     were ``λ_j``, so ``s > -λ_k`` is what the players need; and by Cauchy's interlacing the smallest of ``k`` Ritz
     values is at most ``λ_k``. A positive one asks for nothing, and the algorithm is as printed.
     """
-    size = jnp.sqrt(jnp.maximum(jnp.diag(GB), jnp.finfo(GB.dtype).tiny))
-    sigma, U = jnp.linalg.eigh((GB + GB.T) / 2 / size / size[:, None])
-    keep = sigma > cutoff * sigma[-1]
-    T = jnp.where(keep, U / jnp.sqrt(jnp.where(keep, sigma, 1)), 0) / size[:, None]
-    ritz = jnp.linalg.eigvalsh(T.T @ ((GA + GA.T) / 2) @ T)
-    return jnp.maximum(0, -2 * ritz[0])
+    ritz, _ = small_eigh(GA, GB, cutoff)
+    return jnp.maximum(0, -2 * jnp.where(jnp.isfinite(ritz), ritz, 0).min())
 
 
 #: Steps in which the players, still near their random start and so independent, are asked for the shift they need.
