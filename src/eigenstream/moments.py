@@ -128,7 +128,8 @@ def _dense_moments(
     if groups == 1:
         product = (near.T @ near).astype(np.float64)
         offset = counts[0] * means[0] ** 2
-        # Where the pilot is within a deviation of the block's mean, taking the mean off the product costs no digits.
+        # Where the pilot is within a deviation of the block's mean, taking the mean off the product costs a bit or two
+        # of the rows' precision and saves a second pass.
         if (2 * offset <= np.diag(product) + known).all():
             return counts, means, product - counts[0] * np.outer(means[0], means[0])
     rounded = means.astype(x.dtype)
