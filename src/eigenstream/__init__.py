@@ -1,9 +1,43 @@
 """The leading eigenvectors of ``A v = λ B v`` from a stream of minibatches."""
 
-from eigenstream import datasets, metrics, problems, solvers
+from eigenstream import datasets, metrics, problems, solvers, streams
 from eigenstream.eigenpairs import rayleigh_quotients
+from eigenstream.estimators import (
+    CCA,
+    ICA,
+    LDA,
+    PCA,
+    PLS,
+    MultiviewCCA,
+    PermutationTest,
+    SpectralClustering,
+    SpectralEmbedding,
+    load,
+    permutation_test,
+)
 from eigenstream.generalized import eigh
 from eigenstream.run import Result, solve
 
-__all__ = ["Result", "datasets", "eigh", "metrics", "problems", "rayleigh_quotients", "solve", "solvers"]
+__all__ = [
+    "CCA",
+    "ICA",
+    "LDA",
+    "PCA",
+    "PLS",
+    "MultiviewCCA",
+    "PermutationTest",
+    "Result",
+    "SpectralClustering",
+    "SpectralEmbedding",
+    "datasets",
+    "eigh",
+    "load",
+    "metrics",
+    "permutation_test",
+    "problems",
+    "rayleigh_quotients",
+    "solve",
+    "solvers",
+    "streams",
+]
 __version__ = "0.1.0"

@@ -11,6 +11,7 @@ import numpy as np
 import scipy.linalg
 
 from eigenstream import rows, trees
+from eigenstream.problems.base import check_finite
 
 __all__ = ["Dense", "fix_signs", "leading", "rayleigh_quotients", "rayleigh_ritz", "solve_dense"]
 
@@ -39,6 +40,7 @@ def rayleigh_quotients(problem: Any, batch: Tree, V: Tree) -> np.ndarray:
     """
     batch = problem.accept(batch)
     if batch is not None:
+        check_finite(batch)
         least = problem.fewest_rows(False)
         if rows.n_rows(batch) < least:
             raise ValueError(f"the batch has too few rows: at least {least} are needed")
@@ -79,6 +81,10 @@ class Dense(NamedTuple):
     eigenvalues: np.ndarray
     vectors: np.ndarray
     ranks: list[int]
+
+    def first(self, k: int) -> Dense:
+        """The most wanted ``k`` of the pairs."""
+        return Dense(self.eigenvalues[:k], self.vectors[:, :k], self.ranks)
 
 
 def solve_dense(A: np.ndarray, B: np.ndarray, k: int, which: str, cutoff: float, sizes: Any = None) -> Dense:

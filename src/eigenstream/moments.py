@@ -1,38 +1,52 @@
 """Sums that lose nothing: first and second moments of rows, by group, in float64 on the host.
 
-A pilot, the mean of the first block, is taken off every row; a block is then centred by its own mean, multiplied in the
-precision of the rows, and merged with what came before in float64 (Chan, Golub and LeVeque's pairwise update). Products
-and means therefore see numbers of the size of the deviations, wherever the data lie.
+A pilot, the mean of the first block where that is far from zero, is taken off every row; a block is then centred by
+its own mean, multiplied in the precision of the rows, and merged with what came before in float64 (Chan, Golub and
+LeVeque's pairwise update). Products and means therefore see numbers of the size of the deviations, wherever the data
+lie.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
 
-#: Rows multiplied at a time: enough to keep a matrix product busy, few enough that float32 sums stay exact to rounding.
+#: The fewest rows worth a matrix product of their own.
 BLOCK_ROWS = 4096
+#: Numbers in a block: 16 MB of float32, enough to keep a product busy and few enough to stay near the processor.
+BLOCK_NUMBERS = 2**22
 
 
-def blocks(batches: list[Any], labels: list[np.ndarray] | None = None) -> Iterator[tuple[Any, np.ndarray]]:
-    """Regroup rows and their labels into blocks of `BLOCK_ROWS` rows or a little more, each all sparse or all dense."""
-    labels = [np.zeros(b.shape[0], np.intp) for b in batches] if labels is None else labels
-    pending: list[tuple[Any, np.ndarray]] = []
-    for batch, names in zip(batches, labels, strict=True):
-        n = batch.shape[0]
-        for start, stop in itertools.pairwise(np.linspace(0, n, max(1, n // BLOCK_ROWS) + 1).astype(int)):
-            piece = batch[start:stop], names[start:stop]
-            full = sum(p.shape[0] for p, _ in pending) >= BLOCK_ROWS
+def block_rows(d: int) -> int:
+    """Rows of ``d`` features that are multiplied at a time; float32 sums over that many stay exact to rounding."""
+    return max(BLOCK_ROWS, min(2**14, BLOCK_NUMBERS // d))
+
+
+def blocks(batches: list[Any], labels: list[np.ndarray] | None = None) -> Iterator[tuple[Any, np.ndarray | None]]:
+    """Regroup rows and their labels into blocks of `block_rows` or a little more, each all sparse or all dense."""
+    pending: list[tuple[Any, np.ndarray | None]] = []
+    for batch, names in zip(batches, itertools.repeat(None) if labels is None else labels, strict=False):
+        n, most = batch.shape[0], block_rows(batch.shape[1])
+        count = max(1, n // most)
+        for start, stop in itertools.pairwise(n * i // count for i in range(count + 1)):
+            piece = batch[start:stop], None if names is None else names[start:stop]
+            full = sum(p.shape[0] for p, _ in pending) >= most
             if pending and (full or scipy.sparse.issparse(piece[0]) != scipy.sparse.issparse(pending[0][0])):
-                yield _joined([p for p, _ in pending]), np.concatenate([n for _, n in pending])
+                yield _together(pending)
                 pending = []
             pending.append(piece)
     if pending:
-        yield _joined([p for p, _ in pending]), np.concatenate([n for _, n in pending])
+        yield _together(pending)
+
+
+def _together(pieces: list[tuple[Any, np.ndarray | None]]) -> tuple[Any, np.ndarray | None]:
+    labels = [names for _, names in pieces if names is not None]
+    return _joined([rows for rows, _ in pieces]), np.concatenate(labels) if labels else None
 
 
 def _joined(pieces: list[Any]) -> Any:
@@ -47,12 +61,12 @@ class Moments(NamedTuple):
     counts: np.ndarray
     means: np.ndarray
     scatter: np.ndarray
-    #: A point near the rows, the first block's mean: what follows is summed relative to it.
-    pilot: np.ndarray | None = None
+    #: A point near the rows, set by the first block, that everything is summed relative to.
+    pilot: np.ndarray
 
     @classmethod
     def empty(cls, d: int, groups: int = 1) -> Moments:
-        return cls(np.zeros(groups), np.zeros((groups, d)), np.zeros((d, d)))
+        return cls(np.zeros(groups), np.zeros((groups, d)), np.zeros((d, d)), np.zeros(d))
 
     @property
     def n(self) -> float:
@@ -65,50 +79,70 @@ class Moments(NamedTuple):
             total = total._with_block(block, group)
         return total
 
-    def _with_block(self, x: Any, group: np.ndarray) -> Moments:
-        pilot = self.pilot
+    def _with_block(self, x: Any, group: np.ndarray | None) -> Moments:
         if scipy.sparse.issparse(x):
-            pilot = np.zeros(x.shape[1]) if pilot is None else pilot
-            return self._merged(_sparse_moments(x, group, len(self.counts), pilot), pilot)
-        if pilot is None:
-            pilot = x.mean(0, dtype=np.float64).astype(x.dtype).astype(np.float64)
+            return self._merged(_sparse_moments(x, group, len(self.counts), self.pilot), self.pilot)
+        pilot = self.pilot if self.counts.any() else _pilot(x)
         return self._merged(_dense_moments(x, group, len(self.counts), pilot, np.diag(self.scatter)), pilot)
 
-    def _merged(self, block: tuple[np.ndarray, ...], pilot: np.ndarray) -> Moments:
-        counts, means, scatter = block
-        total = self.counts + counts
-        share = np.divide(counts, total, out=np.zeros_like(total), where=total > 0)
-        delta = means - self.means
+    def _merged(self, block: Block, pilot: np.ndarray) -> Moments:
+        total = self.counts + block.counts
+        share = np.divide(block.counts, total, out=np.zeros_like(total), where=total > 0)
+        delta = block.means - self.means
         gap = delta * np.sqrt(self.counts * share)[:, None]
-        scatter = self.scatter + scatter
-        if gap.any():
-            scatter += gap.T @ gap
+        scatter = block.product
+        scatter += self.scatter
+        # What the block's product holds of its means goes, what they are away from the means before comes.
+        plus, minus = gap[gap.any(1)], block.excess[block.excess.any(1)]
+        if len(plus) or len(minus):
+            scatter += np.concatenate([plus, -minus]).T @ np.concatenate([plus, minus])
         return Moments(total, self.means + share[:, None] * delta, scatter, pilot)
 
     def covariance(self) -> np.ndarray:
         """The unbiased covariance about the groups' means."""
         return self.scatter / (self.n - len(self.counts))
 
+    def group_means(self) -> np.ndarray:
+        """The groups' means ``(g, d)`` in the rows' own coordinates; of a group without rows, zero."""
+        return np.where(self.counts[:, None] > 0, self.means + self.pilot, 0)
+
     def second_moment(self) -> np.ndarray:
         """``E[x xᵀ]`` about zero."""
-        means = self.means + self.pilot
+        means = self.group_means()
         return (self.scatter + (means * self.counts[:, None]).T @ means) / self.n
 
 
-def _group_means(x: Any, group: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    counts = np.bincount(group, minlength=groups).astype(np.float64)
-    if groups == 1:
+def _pilot(x: np.ndarray) -> np.ndarray:
+    """The first rows' mean; zero, which costs no subtraction, where every feature is within a deviation of it."""
+    mean = x.mean(0, dtype=np.float64).astype(x.dtype).astype(np.float64)
+    variance = np.einsum("ij,ij->j", x, x, dtype=np.float64) / len(x) - mean**2
+    return np.zeros_like(mean) if (mean**2 <= variance).all() else mean
+
+
+def _group_means(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    if group is None:
+        counts = np.array([x.shape[0]], np.float64)
         # As a product: NumPy's sum in another type than the rows' is slower than all the rest.
         sums = np.asarray(np.ones((1, x.shape[0]), x.dtype) @ x).astype(np.float64)
     else:
         n = len(group)
+        counts = np.bincount(group, minlength=groups).astype(np.float64)
         member = scipy.sparse.csr_matrix((np.ones(n), (group, np.arange(n))), shape=(groups, n))
         sums = member @ x.astype(np.float64)
         sums = sums.toarray() if scipy.sparse.issparse(sums) else sums
     return counts, sums / np.maximum(counts, 1)[:, None]
 
 
-def _sparse_moments(x: Any, group: np.ndarray, groups: int, pilot: np.ndarray) -> tuple[np.ndarray, ...]:
+class Block(NamedTuple):
+    """Counts and means, less the pilot, of a block's groups, and ``product - excessᵀ excess``, its scatter."""
+
+    counts: np.ndarray
+    means: np.ndarray
+    product: np.ndarray
+    excess: np.ndarray
+
+
+def _sparse_moments(x: Any, group: np.ndarray | None, groups: int, pilot: np.ndarray) -> Block:
     x = x.astype(np.float64)
     counts, means = _group_means(x, group, groups)
     raw = (x.T @ x).toarray()
@@ -116,24 +150,35 @@ def _sparse_moments(x: Any, group: np.ndarray, groups: int, pilot: np.ndarray) -
     # Sparse rows are not centred before they are multiplied, so what is left of a constant feature is rounding.
     constant = np.diag(scatter) <= 1e-11 * np.diag(raw)
     scatter[constant], scatter[:, constant] = 0, 0
-    return counts, means - pilot, scatter
+    return Block(counts, means - pilot, scatter, np.zeros((0, x.shape[1])))
 
 
-def _dense_moments(
-    x: np.ndarray, group: np.ndarray, groups: int, pilot: np.ndarray, known: np.ndarray
-) -> tuple[np.ndarray, ...]:
+def _dense_moments(x: np.ndarray, group: np.ndarray | None, groups: int, pilot: np.ndarray, known: np.ndarray) -> Block:
     """Moments of dense rows, multiplied in their own precision once centred; ``known``: the variation before them."""
-    near = x - pilot.astype(x.dtype)
+    near = _less(x, pilot.astype(x.dtype)) if pilot.any() else x
     counts, means = _group_means(near, group, groups)
-    if groups == 1:
-        product = (near.T @ near).astype(np.float64)
+    if group is None:
+        product = near.T @ near
         offset = counts[0] * means[0] ** 2
         # Where the pilot is within a deviation of the block's mean, taking the mean off the product costs a bit or two
         # of the rows' precision and saves a second pass.
         if (2 * offset <= np.diag(product) + known).all():
-            return counts, means, product - counts[0] * np.outer(means[0], means[0])
+            return Block(counts, means, product.astype(np.float64), np.sqrt(counts)[:, None] * means)
     rounded = means.astype(x.dtype)
-    deviations = near - (rounded if groups == 1 else rounded[group])
+    deviations = near - (rounded if group is None else rounded[group])
     # What rounding the means left in the deviations is taken off in float64.
     rest = (means - rounded) * np.sqrt(counts)[:, None]
-    return counts, means, (deviations.T @ deviations).astype(np.float64) - rest.T @ rest
+    return Block(counts, means, (deviations.T @ deviations).astype(np.float64), rest)
+
+
+_scratch = threading.local()
+
+
+def _less(x: np.ndarray, point: np.ndarray) -> np.ndarray:
+    """``x - point`` in memory of this thread's that the next call writes over: fresh pages cost more than the rest."""
+    needed = x.size * x.itemsize
+    memory = getattr(_scratch, "memory", None)
+    if memory is None or len(memory) < needed:
+        memory = _scratch.memory = np.empty(needed, np.uint8)
+    out = memory[:needed].view(x.dtype).reshape(x.shape)
+    return np.subtract(x, point, out=out)

@@ -1,4 +1,4 @@
-"""Pictures of a run."""
+"""Tables and pictures of a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,61 @@ import numpy as np
 from eigenstream.run import Result
 
 Tree = Any
+
+#: Components that a page lists.
+TABLE_ROWS = 50
+
+
+def write(estimator: Any, records: list[dict[str, Any]], folder: Path) -> tuple[Path, Path]:
+    """Write ``report.md`` and ``report.png`` of a fitted estimator and the looks at its run."""
+    page, picture = folder / "report.md", folder / "report.png"
+    name = type(estimator).__name__
+    columns = {"eigenvalue": estimator.eigenvalues_, "residual": estimator.residuals_}
+    for title, attribute in (
+        ("correlation", "correlations_"),
+        ("covariance", "covariances_"),
+        ("share of variance", "explained_variance_ratio_"),
+    ):
+        if hasattr(estimator, attribute):
+            columns[title] = getattr(estimator, attribute)
+    count = min(len(values) for values in columns.values())
+    lines = [
+        f"# {name}, {count} components",
+        "",
+        f"{type(estimator.solver_).__name__}: {estimator.message_}.",
+        "",
+        "| component | " + " | ".join(columns) + " |",
+        "| ---: |" + " ---: |" * len(columns),
+        *(
+            f"| {i + 1} | " + " | ".join(f"{values[i]:.6g}" for values in columns.values()) + " |"
+            for i in range(min(count, TABLE_ROWS))
+        ),
+        *([f"\n{count - TABLE_ROWS} more are in `model.safetensors`."] if count > TABLE_ROWS else []),
+        "",
+        f"![eigenvalues]({picture.name})",
+        "",
+    ]
+    page.write_text("\n".join(lines))
+    _spectrum(estimator, [record for record in records if "eigenvalues" in record], picture)
+    return page, picture
+
+
+def _spectrum(estimator: Any, records: list[dict[str, Any]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4) if records else (5, 4), layout="constrained")
+    axes = figure.subplots(1, 2 if records else 1, squeeze=False)[0]
+    values = estimator.eigenvalues_
+    axes[0].plot(np.arange(1, len(values) + 1), values, "o-", markersize=3)
+    axes[0].set(xlabel="component", ylabel="eigenvalue", title="Spectrum")
+    if records:
+        samples = [record["rows"] for record in records]
+        curves = np.array([record["eigenvalues"] for record in records])
+        for i, style in zip(range(min(curves.shape[1], 8)), ("-", "--", "-.", ":") * 2, strict=False):
+            axes[1].plot(samples, curves[:, i], style, label=f"player {i + 1}")
+        axes[1].set(xlabel="rows seen", ylabel="eigenvalue, running mean", title="Players along the stream")
+        axes[1].legend(fontsize="small")
+    figure.savefig(path, dpi=120)
 
 
 def picture(result: Result, exact: Result, patterns: np.ndarray, path: Path) -> None:

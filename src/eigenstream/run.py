@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import itertools
+import logging
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from eigenstream import rows, trees
+from eigenstream.checkpoint import Keeper, Place
 from eigenstream.eigenpairs import WHICH
-from eigenstream.problems.base import Negated, Problem, view_sizes
-from eigenstream.problems.matrices import Matrices
-from eigenstream.solvers.baselines import SGHA, EckartYoung, Oja
+from eigenstream.engines import Playing, Solving
+from eigenstream.problems.base import Problem, view_sizes
+from eigenstream.progress import Bar, Interrupts
+from eigenstream.solvers.choice import chosen
 from eigenstream.solvers.exact import Exact
-from eigenstream.solvers.game import Paper, Smooth
 from eigenstream.solvers.rsg import RSGPlus
+from eigenstream.streams.epochs import Epochs
+from eigenstream.summary import Summary
 
 __all__ = ["Result", "solve"]
 
 Tree = Any
+Callback = Callable[[dict[str, Any]], Any]
+
+log = logging.getLogger("eigenstream")
 
 #: Steps between two looks at a running solver: its progress, its residual and whether it failed.
 LOOK_EVERY = 50
-#: A residual that a player reaches only while it is nowhere near an eigenvector.
-FAR = 0.9
-SOLVERS: dict[str, Callable[[], Any]] = {
-    "exact": Exact,
-    "paper": Paper,
-    "smooth": Smooth,
-    "eckart_young": EckartYoung,
-    "sgha": SGHA,
-    "oja": Oja,
-    "rsg+": RSGPlus,
-}
+#: The last rows of a stream that are kept for those who ask.
+RECENT_ROWS = 4096
+#: What a reader gives in place of a batch when there is none.
+END = object()
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,13 @@ class Result:
     n_iter: int
     n_samples_seen: int
     solver: Any
-    #: One record for every look at the run: step, rows, eigenvalues and residual.
+    #: One record for every look at the run: step, epoch, rows, seconds and, of a streaming solver, eigenvalues and
+    #: residual.
     history: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    #: The solver's last state, from which it could go on.
+    #: The solver's last state.
     state: Any = field(default=None, repr=False)
+    #: Counts and means of the rows; of a streaming solver only where they were asked for.
+    summary: Summary | None = field(default=None, repr=False)
 
     @property
     def V(self) -> np.ndarray:
@@ -71,7 +74,7 @@ class Result:
 def solve(
     problem: Problem,
     batches: Iterable[Tree] | None,
-    k: int,
+    k: int | None,
     solver: Any = "auto",
     *,
     which: str = "largest",
@@ -81,6 +84,10 @@ def solve(
     memory_budget: float = 4e9,
     random_state: int = 0,
     verbose: bool = False,
+    callbacks: Iterable[Callback] = (),
+    folder: str | Path | None = None,
+    resume: bool = False,
+    checkpoint_every: float = 60.0,
 ) -> Result:
     """The ``k`` leading eigenpairs of a problem from a stream of batches.
 
@@ -89,10 +96,10 @@ def solve(
     problem : problem
         From `eigenstream.problems`.
     batches : iterable or None
-        Batches as the problem takes them. A list or another iterable that starts anew each time serves several epochs.
-        None for `eigenstream.problems.matrices`.
-    k : int
-        How many.
+        Batches as the problem takes them, for instance from `eigenstream.streams.batches`. A list or another iterable
+        that starts anew each time serves several epochs. None for `eigenstream.problems.matrices`.
+    k : int or None
+        How many; None for all there are.
     solver : str or solver
         ``"auto"`` and ``"exact"`` sum the statistics and solve once; ``"paper"``, ``"smooth"``, ``"eckart_young"``,
         ``"sgha"``, ``"oja"``, ``"rsg+"``, or one of `eigenstream.solvers` with its settings.
@@ -109,7 +116,16 @@ def solve(
     random_state : int
         Seed of the first players.
     verbose : bool
-        Whether to show progress.
+        Whether to show progress, on a terminal.
+    callbacks : iterable of functions
+        Called with the record of every look; one that returns True stops the run.
+    folder : path, optional
+        Where to keep ``checkpoints/`` and ``metrics.jsonl``.
+    resume : bool
+        Whether to go on from the newest checkpoint in ``folder``, if there is one, with the same stream from its
+        beginning: the result is the same, bit for bit, as without the interruption.
+    checkpoint_every : float
+        Seconds between checkpoints.
 
     Returns
     -------
@@ -125,268 +141,262 @@ def solve(
     >>> es.metrics.subspace_error(game.V, exact.V) < 1e-2
     True
     """
-    if not isinstance(problem, Problem):
-        raise ValueError(f"problem={problem!r}: give a problem, for instance es.problems.pca(), called")
-    if isinstance(solver, type):
-        raise ValueError(f"solver is the class {solver.__name__}: give an object, {solver.__name__}(...)")
-    if which not in WHICH:
-        raise ValueError(f"which={which!r}: give one of {', '.join(map(repr, WHICH))}")
-    if not (isinstance(k, int | np.integer) and k >= 1):
-        raise ValueError(f"k={k!r}: give a whole number of at least 1")
     if max_steps is not None and not (isinstance(max_steps, int | np.integer) and max_steps >= 1):
         raise ValueError(f"max_steps={max_steps!r}: give a whole number of at least 1, or None")
-    if not isinstance(random_state, int | np.integer):
-        raise ValueError(f"random_state={random_state!r}: give a whole number, the seed")
     if not (isinstance(max_epochs, int | np.integer) and max_epochs >= 1):
         raise ValueError(f"max_epochs={max_epochs!r}: give a whole number of at least 1")
-    stream = _Stream(problem, batches)
-    first = stream.first
-    template = problem.template(first)
-    most = problem.most_components(view_sizes(template))
-    if k > most:
-        raise ValueError(f"k={k} is too large: this problem has at most {most} components; give k of at most {most}")
-    solver = _chosen(solver, trees.size(template), problem, memory_budget)
-    if isinstance(solver, Exact):
-        return _solve_exact(problem, stream, int(k), solver, which)
-    if which == "magnitude":
-        raise ValueError('which="magnitude" needs the whole spectrum: take solver="exact"')
-    if tol is not None and isinstance(solver, RSGPlus):
-        raise ValueError("tol: RSGPlus has no residual to stop on; give max_epochs or max_steps")
-    posed = problem if which == "largest" else Negated(problem)
-    return _iterate(posed, stream, int(k), solver, max_epochs, max_steps, tol, random_state, verbose)
+    run = Run(problem, k, solver, which=which, memory_budget=memory_budget, random_state=random_state)
+    settings = {"problem": problem, "solver": solver, "k": k, "which": which, "random_state": random_state}
+    settings |= {"max_epochs": max_epochs, "max_steps": max_steps, "tol": tol}
+    place = None if folder is None else Place(Path(folder), settings, resume, checkpoint_every)
+    return run.through(
+        batches, max_epochs, max_steps=max_steps, tol=tol, verbose=verbose, callbacks=callbacks, place=place
+    )
 
 
-class _Stream:
-    """Checked batches of one shape, with the first already looked at."""
+class Run:
+    """A solver under way, fed batch by batch. `solve` is this class and a loop; an estimator keeps one."""
 
-    def __init__(self, problem: Problem, batches: Iterable[Tree] | None):
-        self.problem, self.needless = problem, isinstance(problem, Matrices)
-        if self.needless:
-            self.first = problem.accept(batches)
-            return
-        if batches is None:
-            raise ValueError("batches is None: this problem needs data; give an iterable of batches")
-        if hasattr(batches, "shape"):
-            raise ValueError("batches is one array: give an iterable of batches, [X] for a single one")
-        self._opened: Iterator[Tree] | None = iter(batches)
-        self.source, self.repeatable, self.n = batches, self._opened is not batches, 0
-        head = next(self._opened, None)
-        if head is None:
-            raise ValueError("batches is empty: give at least one batch")
-        self.first = problem.accept(head)
-        self._head = self.first
-        self.template = problem.template(self.first)
+    def __init__(
+        self,
+        problem: Problem,
+        k: int | None,
+        solver: Any = "auto",
+        *,
+        which: str = "largest",
+        memory_budget: float = 4e9,
+        random_state: int = 0,
+        for_estimator: bool = False,
+    ):
+        if not isinstance(problem, Problem):
+            raise ValueError(f"problem={problem!r}: give a problem, for instance es.problems.pca(), called")
+        if isinstance(solver, type):
+            raise ValueError(f"solver is the class {solver.__name__}: give an object, {solver.__name__}(...)")
+        if which not in WHICH:
+            raise ValueError(f"which={which!r}: give one of {', '.join(map(repr, WHICH))}")
+        if k is not None and not (isinstance(k, int | np.integer) and k >= 1):
+            raise ValueError(f"k={k!r}: give a whole number of at least 1, or None for all there are")
+        if not isinstance(random_state, int | np.integer):
+            raise ValueError(f"random_state={random_state!r}: give a whole number, the seed")
+        self.problem, self.k, self.which = problem, None if k is None else int(k), which
+        self.solver, self.budget, self.seed = solver, memory_budget, int(random_state)
+        #: An estimator also needs the rows' means and, of a stream that cannot be read again, its last rows.
+        self.for_estimator = for_estimator
+        self.engine: Any = None
+        self.recent: list[Tree] = []
+        self.history: list[dict[str, Any]] = []
+        self.n = self.steps = self.epoch = self.taken = 0
+        self.seconds = 0.0
+        self.averaged: float | None = None
+        self.stopped, self.converged = "", False
 
-    def __iter__(self) -> Iterator[Tree]:
-        if self._opened is None:
-            return map(self._checked, self.source)
-        head, opened = [self._head], self._opened
-        self._head = self._opened = None
-        self.n += rows.n_rows(head[0])
-        return itertools.chain(head, map(self._checked, opened))
+    def begin(self, batch: Tree, repeatable: bool = False) -> None:
+        """Choose the solver and make its first state, for batches like this one."""
+        template = self.problem.template(batch)
+        most = self.problem.most_components(view_sizes(template))
+        if self.k is not None and self.k > most:
+            raise ValueError(
+                f"k={self.k} is too large: this problem has at most {most} components; give k of at most {most}"
+            )
+        self.solver = chosen(self.solver, trees.size(template), self.problem, self.budget)
+        self.template = template
+        if isinstance(self.solver, Exact):
+            self.engine = Solving(self.problem, self.solver, self.k, self.which, batch, repeatable)
+        else:
+            self.engine = Playing(self.problem, self.solver, self.k, self.which, batch, self.seed, self.for_estimator)
 
-    def _checked(self, raw: Tree) -> Tree:
+    def prepare(self, raw: Tree) -> Tree | None:
+        """Check a batch and bring it to where `step` wants it; None if it has to wait for more rows."""
+        if self.problem.noiseless:
+            return raw
         batch = self.problem.accept(raw)
-        seen = self.problem.template(batch)
-        first, now = (jax.tree.map(lambda leaf: leaf.shape, t) for t in (self.template, seen))
+        if self.engine is None:
+            self.begin(batch)
+        self._check_shape(batch)
+        self.n += rows.n_rows(batch)
+        self._keep(batch)
+        return self.engine.prepare(batch)
+
+    def step(self, batch: Tree | None) -> None:
+        if batch is not None:
+            self.steps += batch if self.problem.noiseless else 1
+            self.engine.step(batch)
+
+    def take(self, raw: Tree) -> None:
+        """Learn from one batch."""
+        self.step(self.prepare(raw))
+
+    def _check_shape(self, batch: Tree) -> None:
+        first, now = (jax.tree.map(lambda leaf: leaf.shape, t) for t in (self.template, self.problem.template(batch)))
         if first != now:
             raise ValueError(f"the stream changed shape: its first rows were of shape {first}, these are of {now}")
-        self.n += rows.n_rows(batch)
-        return batch
 
+    def _keep(self, batch: Tree) -> None:
+        if not self.for_estimator or isinstance(self.engine, Solving):
+            return
+        self.recent.append(batch)
+        while sum(map(rows.n_rows, self.recent[1:])) >= RECENT_ROWS:
+            del self.recent[0]
 
-def _chosen(solver: Any, d: int, problem: Problem, budget: float) -> Any:
-    if not isinstance(solver, str):
-        return solver
-    if solver == "auto":
-        needed = problem.statistics_bytes(d)
-        if needed > budget:
-            raise ValueError(
-                f"solver='auto': exact statistics of {d} features need {needed / 1e9:.1f} GB, over memory_budget of "
-                f"{budget / 1e9:.1f} GB; raise it, or choose a streaming solver such as es.solvers.Paper(...)"
-            )
-        solver = "exact"
-    if solver not in SOLVERS:
-        raise ValueError(f"solver={solver!r}: give 'auto', {', '.join(map(repr, SOLVERS))} or a solver object")
-    return SOLVERS[solver]()
+    def look(self) -> dict[str, Any]:
+        """What is known so far, appended to the history."""
+        place = {"step": self.steps, "epoch": self.epoch, "rows": self.n, "seconds": round(self.seconds, 3)}
+        record = {**place, **self.engine.look()}
+        self.history.append(record)
+        return record
 
+    def result(self) -> Result:
+        """The eigenpairs so far."""
+        if self.engine is None:
+            raise ValueError("batches is empty: give at least one batch")
+        n = self.n // self.engine.passes if isinstance(self.engine, Solving) else self.n
+        least, k = self.engine.fewest_rows(), self.k or 1
+        if n < least:
+            raise ValueError(f"the stream held too few rows: at least {least} are needed")
+        if self.problem.rank_of_rows and n < k:
+            raise ValueError(f"the stream held {n} rows, fewer than k={k}: give more rows, or a smaller k")
+        stopped = self.stopped if isinstance(self.engine, Solving) else self.stopped or self._how_far()
+        lam, V, rest, converged, message = self.engine.end(n, stopped)
+        state, summary = self.engine.state, self.engine.summary()
+        converged = converged or self.converged
+        return Result(lam, V, converged, message, rest, self.steps, n, self.solver, self.history, state, summary)
 
-def _solve_exact(problem: Problem, stream: _Stream, k: int, solver: Exact, which: str) -> Result:
-    n = steps = passes = 0
-    state: Any = solver.init(problem, stream.first, k, not stream.needless and stream.repeatable)
-    after: Any = state
-    while after is not None and not stream.needless:
-        state, passes = after, passes + 1
-        before = stream.n
-        for batch in stream:
-            state = solver.step(problem, state, batch)
-            steps += 1
-        _check_again(stream, before)
-        n = stream.n // passes
-        after = solver.next_pass(state)
-    _check_rows(problem, n, k, problem.fewest_rows(False))
-    solved, V, info = solver.solve(problem, state, which)
-    d, rank = trees.size(state.template), sum(solved.ranks)
-    message = (
-        info.message if stream.needless else f"solved exactly from {n} rows in {passes} pass" + "es" * (passes > 1)
-    )
-    if rank < d:
-        message += f"; B has rank {rank} of {d}, and the solution lies in its range"
-    return Result(solved.eigenvalues, V, info.converged, message, info.residuals, steps, n, solver, [], state)
-
-
-def _check_again(stream: _Stream, before: int) -> None:
-    if stream.n == before:
-        raise ValueError("batches gave nothing when read again: give a list, or an iterable that starts anew each time")
-
-
-def _check_rows(problem: Problem, n: int, k: int, least: int) -> None:
-    if n < least:
-        raise ValueError(f"the stream held too few rows: at least {least} are needed")
-    if problem.rank_of_rows and n < k:
-        raise ValueError(f"the stream held {n} rows, fewer than k={k}: give more rows, or a smaller k")
-
-
-# The state is the loop's own: its memory serves the next.
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _step(solver: Any, problem: Problem, state: Any, batch: Tree) -> Any:
-    return solver.step(problem, state, batch)
-
-
-@partial(jax.jit, static_argnums=(0, 3), donate_argnums=2)
-def _steps_without_data(solver: Any, problem: Problem, state: Any, count: int) -> Any:
-    def body(state: Any, _: None) -> Any:
-        return solver.step(problem, state, None)
-
-    state, infos = jax.lax.scan(body, state, None, length=count)
-    return state, jax.tree.map(lambda x: x[-1], infos)
-
-
-def _iterate(
-    problem: Problem,
-    stream: _Stream,
-    k: int,
-    solver: Any,
-    max_epochs: int,
-    max_steps: int | None,
-    tol: float | None,
-    random_state: int,
-    verbose: bool,
-) -> Result:
-    state = jax.tree.map(jnp.copy, solver.init(problem, stream.first, k, jax.random.key(random_state)))
-    pilot = None if stream.needless else problem.pilot(stream.first)
-    stream.first = None
-    sign = -1 if isinstance(problem, Negated) else 1
-    history: list[dict[str, Any]] = []
-    n = steps = 0
-    converged, message, averaged, info = False, "", None, None
-    with _progress(verbose, max_steps) as show:
-        for batch in _portions(solver, problem, stream, max_epochs, max_steps):
-            if stream.needless:
-                steps += batch
-                state, info = _steps_without_data(solver, problem, state, batch)
-            else:
-                steps, n = steps + 1, stream.n
-                batch = rows.to_device(batch if pilot is None else problem.less_pilot(batch, pilot))
-                jax.block_until_ready(batch)
-                state, info = _step(solver, problem, state, batch)
-            # A batch may be most of what fits in memory: let go of it before the next is read.
-            del batch
-            if not stream.needless and steps > LOOK_EVERY // 10 and steps % LOOK_EVERY:
-                continue
-            worst = float(np.max(np.asarray(info.residuals)))
-            averaged = worst if averaged is None else averaged + 0.5 * (worst - averaged)
-            record = {"step": steps, "rows": n, "eigenvalues": sign * np.asarray(info.eigenvalues), "residual": worst}
-            history.append(record)
-            show(record)
-            if bool(state.failed):
-                break
-            if tol is not None and averaged < tol:
-                converged, message = True, f"every residual is below tol={tol:g} after {steps} steps"
-                break
-    _check_rows(problem, n, k, solver.fewest_rows(problem))
-    rest = np.asarray(info.residuals) if info is not None else np.full(k, np.nan)
-    if bool(state.failed):
-        message = (
-            f"a step near number {steps} was not finite; this is the last finite state: lower learning_rate, "
-            "or look for NaN in the data"
+    def _how_far(self) -> str:
+        worst = float(np.max(np.asarray(self.engine.info.residuals)))
+        source = (
+            f"{self.steps} steps on the matrices"
+            if self.problem.noiseless
+            else f"{self.n} rows in {self.steps} batches"
         )
-    elif not message:
-        source = f"{steps} steps on the matrices" if stream.needless else f"{n} rows in {steps} batches"
-        message = f"stopped after {source}, with a residual of {rest.max():.2g}"
-        message += "" if stream.needless else " on the last batch, sampling noise included"
-        message += f" (tol={tol:g} was not reached)" if tol is not None else ""
-        if rest.max() > FAR and sign > 0:
-            message += (
-                "; near 1, so these are no eigenvectors: lower learning_rate, scale the features alike or use Adam"
+        noise = "" if self.problem.noiseless else " on the last batch, sampling noise included"
+        return f"stopped after {source}, with a residual of {worst:.2g}{noise}"
+
+    # The loop.
+
+    def through(
+        self,
+        batches: Iterable[Tree] | None,
+        max_epochs: int = 1,
+        *,
+        max_steps: int | None = None,
+        tol: float | None = None,
+        verbose: bool = False,
+        callbacks: Iterable[Callback] = (),
+        place: Place | None = None,
+    ) -> Result:
+        """Read a stream to its end, or until there is a reason to stop, and give the result."""
+        if tol is not None and isinstance(self.solver, RSGPlus):
+            raise ValueError("tol: RSGPlus has no residual to stop on; give max_epochs or max_steps")
+        stream = Epochs(self.problem, batches, max_steps, LOOK_EVERY)
+        self.begin(self.problem.accept(stream.head()), stream.repeatable)
+        exact = isinstance(self.engine, Solving)
+        if exact:
+            stream.in_large_batches()
+            max_steps = None
+        elif max_epochs > 1 and not stream.repeatable:
+            raise ValueError(
+                f"max_epochs={max_epochs}, but batches can be read once only: give a list or a re-iterable"
             )
-    lam, V = solver.eigenpairs(problem, state)
-    return Result(sign * np.asarray(lam), V, converged, message, rest, steps, n, solver, history, state)
+        log.info("solver: %r", self.solver)
+        if exact and self.problem.noiseless:
+            return self.result()
+        keeper = Keeper(self, place)
+        watch = Watch(tuple(callbacks), tol, max_steps, keeper, time.monotonic() - self.seconds)
+        try:
+            with Bar(verbose, stream.length(1 if exact else max_epochs, max_steps)) as bar, Interrupts() as interrupts:
+                while True:
+                    before, resumed = self.n, self.taken
+                    self._read(
+                        stream.epoch(self.epoch, self.taken, self._revisit, self.engine.fewest_rows()),
+                        interrupts,
+                        bar,
+                        watch,
+                    )
+                    if self.stopped or interrupts.asked or self.steps == max_steps:
+                        break
+                    if self.n == before and not resumed and not self.problem.noiseless:
+                        raise ValueError(
+                            "batches gave nothing when read again: give a list, or another iterable that starts anew"
+                        )
+                    if not self.engine.next_pass(self.epoch, max_epochs):
+                        break
+                    self.epoch, self.taken = self.epoch + 1, 0
+            if interrupts.asked and not self.stopped:
+                self.stopped = f"interrupted after {self.n} rows: this is what was learned from them"
+                keeper.save()
+                warnings.warn(self.stopped, stacklevel=3)
+        finally:
+            keeper.close()
+        if not self.stopped and tol is not None and not exact:
+            self.stopped = f"{self._how_far()} (tol={tol:g} was not reached)"
+        return self.result()
+
+    def _read(self, iterator: Iterator[Tree], interrupts: Interrupts, bar: Bar, watch: Watch) -> None:
+        """One epoch, or what is left of it."""
+        while not self.stopped:
+            if self.steps == watch.max_steps:
+                return
+            # Not bound to a name: a batch may be most of what fits in memory, and goes before the next is read.
+            batch = self._prepared(interrupts.next(iterator, END))
+            if batch is END:
+                return
+            self.taken += 1
+            self.step(batch)
+            waiting, batch = batch is None, None
+            self.seconds = time.monotonic() - watch.started
+            record = None
+            if not waiting and (
+                self.problem.noiseless or self.steps <= LOOK_EVERY // 10 or not self.steps % LOOK_EVERY
+            ):
+                record = self.look()
+                watch.keeper.write(record)
+                self._judge(record, watch)
+            bar.show(self.steps, self.n, self.seconds, record)
+            watch.keeper.save_if_due()
+
+    def _prepared(self, raw: Tree) -> Tree | None:
+        return END if raw is END else self.prepare(raw)
+
+    def _revisit(self, raw: Tree) -> None:
+        """A batch that was learned from before a checkpoint."""
+        batch = self.problem.accept(raw)
+        self.engine.remember(batch)
+        self._keep(batch)
+
+    def _judge(self, record: dict[str, Any], watch: Watch) -> None:
+        """Whether this look is the last."""
+        if self.engine.failed:
+            self.stopped = "a step was not finite"
+        elif "residual" in record:
+            worst = record["residual"]
+            self.averaged = worst if self.averaged is None else self.averaged + 0.5 * (worst - self.averaged)
+            if watch.tol is not None and self.averaged < watch.tol:
+                self.converged = True
+                self.stopped = f"every residual is below tol={watch.tol:g} after {self.steps} steps"
+        answers = [callback(record) for callback in watch.callbacks]
+        if True in answers and not self.stopped:
+            self.stopped = f"stopped by a callback after {self.n} rows"
+
+    # What a checkpoint holds beside the solver's arrays.
+
+    def values(self) -> dict[str, Any]:
+        names = ("n", "steps", "epoch", "taken", "seconds", "averaged", "history")
+        return {name: getattr(self, name) for name in names}
+
+    def restore(self, arrays: dict[int, np.ndarray], values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+        for record in self.history:
+            if "eigenvalues" in record:
+                record["eigenvalues"] = np.array(record["eigenvalues"])
+        self.engine.restore(arrays, self.epoch)
 
 
-def _portions(solver: Any, problem: Problem, stream: _Stream, max_epochs: int, max_steps: int | None) -> Iterator[Tree]:
-    """What each compiled call takes: a batch for one step, or a number of steps that need no data."""
-    if stream.needless:
-        left = 1000 if max_steps is None else max_steps
-        return (min(LOOK_EVERY, left - start) for start in range(0, left, LOOK_EVERY))
-    if max_epochs > 1 and not stream.repeatable:
-        raise ValueError(f"max_epochs={max_epochs}, but batches can be read once only: give a list or a re-iterable")
+class Watch(NamedTuple):
+    """What a reader of batches looks out for."""
 
-    def epochs() -> Iterator[Iterator[Tree]]:
-        for _ in range(max_epochs):
-            before = stream.n
-            yield _LargeEnough(stream, solver.fewest_rows(problem))
-            _check_again(stream, before)
-
-    return itertools.islice(itertools.chain.from_iterable(epochs()), max_steps)
-
-
-class _LargeEnough:
-    """Batches of at least ``least`` rows, each as soon as it is there.
-
-    A smaller one, as the last of a stream may be, is filled up with the last rows before it; at the very start it waits
-    for more. An iterator and not a generator, whose frame would keep the batch that is being used alive.
-    """
-
-    def __init__(self, batches: Iterable[Tree], least: int):
-        self.batches, self.least, self.before = iter(batches), least, None
-
-    def __iter__(self) -> _LargeEnough:
-        return self
-
-    def __next__(self) -> Tree:
-        for batch in self.batches:
-            if rows.n_rows(batch) < self.least and self.before is not None:
-                batch = rows.join(self.before, batch)
-            self.before = rows.last(batch, self.least)
-            if rows.n_rows(batch) >= self.least:
-                return batch
-        raise StopIteration
-
-
-class _progress:
-    """A bar on the terminal, or nothing."""
-
-    def __init__(self, verbose: bool, total: int | None):
-        self.verbose, self.total = verbose, total
-
-    def __enter__(self) -> Callable[[dict[str, Any]], None]:
-        if not self.verbose:
-            return lambda record: None
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self.bar = Progress(*columns)
-        self.bar.start()
-        task = self.bar.add_task("solving", total=self.total)
-
-        def show(record: dict[str, Any]) -> None:
-            lam = " ".join(f"{v:.4g}" for v in record["eigenvalues"][:4])
-            words = f"{record['rows']} rows  residual {record['residual']:.2g}  eigenvalues {lam}"
-            self.bar.update(task, completed=record["step"], description=words)
-
-        return show
-
-    def __exit__(self, *exception: Any) -> None:
-        if self.verbose:
-            self.bar.stop()
+    callbacks: tuple[Callback, ...]
+    tol: float | None
+    max_steps: int | None
+    keeper: Keeper
+    started: float

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax.experimental import sparse as jsparse
 
 from eigenstream import rows, trees
 from eigenstream.moments import Moments
+from eigenstream.summary import Summary
 
 Tree = Any
 
@@ -120,25 +124,33 @@ class Problem:
 
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
         """An empty accumulator of the sums behind the exact ``A`` and ``B``."""
-        return ViewStatistics(self, self.template(batch))
+        template = self.template(batch)
+        return ViewStatistics(self, template, Moments.empty(trees.size(template)))
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["moments"], meta_fields=["problem", "template"])
+@dataclass(frozen=True)
 class ViewStatistics:
     """The second moments of all views together."""
 
-    def __init__(self, problem: Problem, template: Tree, moments: Moments | None = None):
-        self.problem, self.template = problem, template
-        self.moments = moments or Moments.empty(trees.size(template))
+    problem: Problem
+    template: Tree
+    moments: Moments
 
     def add(self, batches: list[Tree]) -> ViewStatistics:
-        return ViewStatistics(self.problem, self.template, self.moments.add([rows.dense_or_csr(b) for b in batches]))
+        return replace(self, moments=self.moments.add([rows.dense_or_csr(b) for b in batches]))
 
     def again(self) -> None:
         """One pass is enough."""
 
+    def covariance(self) -> np.ndarray:
+        return self.moments.covariance() if self.problem.center else self.moments.second_moment()
+
     def operands(self) -> Tree:
-        C = self.moments.covariance() if self.problem.center else self.moments.second_moment()
-        return rows.covariance_view(C, self.template)
+        return rows.covariance_view(self.covariance(), self.template)
+
+    def summary(self) -> Summary:
+        return Summary.of_moments(self.moments, self.template)
 
 
 class Negated(Problem):
@@ -209,10 +221,24 @@ def check_rows(x: Any, name: str) -> Any:
         x = scipy.sparse.coo_matrix((x.data, np.asarray(x.indices).T), shape=x.shape)
     if scipy.sparse.issparse(x):
         x = x.tocsr()
-    elif not isinstance(x, jax.Array):
-        x = np.asarray(x)
-    x = x.astype(_float_for(x.dtype)) if _float_for(x.dtype) != x.dtype else x
-    return _checked(x, name, x.data if scipy.sparse.issparse(x) else x)
+    elif not isinstance(x, jax.Array | np.ndarray):
+        x = _from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x)
+    if x.dtype.kind not in "biufV" or x.dtype.names is not None:
+        raise ValueError(f"{name} has dtype {x.dtype}: give real numbers (split complex ones into two columns)")
+    if x.ndim < 2:
+        raise ValueError(f"{name} has shape {x.shape}: give rows by features, at least two dimensions (x[:, None])")
+    return x.astype(_float_for(x.dtype)) if _float_for(x.dtype) != x.dtype else x
+
+
+def _from_dlpack(x: Any) -> Any:
+    """Another library's tensor where it lies: as a NumPy array on the host, as a JAX array on a device."""
+    x = x.detach() if hasattr(x, "detach") else x
+    on_host = int(x.__dlpack_device__()[0]) == 1
+    try:
+        return np.from_dlpack(x) if on_host else jnp.from_dlpack(x)
+    except (BufferError, RuntimeError):
+        # Types that NumPy has no name for, bfloat16 among them.
+        return jnp.from_dlpack(x)
 
 
 def _float_for(dtype: Any) -> Any:
@@ -220,27 +246,29 @@ def _float_for(dtype: Any) -> Any:
     if dtype.kind in "biu":
         return np.dtype(np.float32 if dtype.itemsize <= 2 else np.float64)
     # JAX's own small floats, bfloat16 among them, are of kind "V" to NumPy.
-    if dtype.kind in "fV" and dtype.names is None:
-        return np.dtype(np.float32 if dtype.itemsize <= 4 else np.float64)
-    return dtype
+    return np.dtype(np.float32 if dtype.itemsize <= 4 else np.float64)
 
 
-def _checked(x: Any, name: str, values: Any) -> Any:
-    if x.dtype.kind != "f":
-        raise ValueError(f"{name} has dtype {x.dtype}: give real numbers (split complex ones into two columns)")
-    if x.ndim < 2:
-        raise ValueError(f"{name} has shape {x.shape}: give rows by features, at least two dimensions (x[:, None])")
-    # A device array is not read back: a non-finite one is caught by the step that meets it.
-    if isinstance(values, np.ndarray) and not np.isfinite(values.sum()) and not np.isfinite(values).all():
-        raise ValueError(f"{name} holds NaN or infinity: drop or impute those rows before they are streamed")
-    return x
+def check_finite(batch: Tree) -> None:
+    """Refuse host rows with NaN or infinity. A device array is not read back: the step that meets one fails."""
+    for path, x in _leaves_with_path(batch):
+        values = x.data if scipy.sparse.issparse(x) else x
+        # The sum is finite if all are, and costs less than asking each.
+        if isinstance(values, np.ndarray) and not np.isfinite(values.sum()) and not np.isfinite(values).all():
+            name = f"batch{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{name} holds NaN or infinity: drop or impute those rows before they are streamed")
+
+
+def _leaves_with_path(batch: Tree) -> list[Any]:
+    def is_leaf(x: Any) -> bool:
+        return not isinstance(x, list | tuple | dict)
+
+    return jax.tree_util.tree_flatten_with_path(batch, is_leaf=is_leaf)[0]
 
 
 def check_views(batch: Tree) -> Tree:
     """Every leaf checked, and all of the same number of rows."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(
-        batch, is_leaf=lambda x: not isinstance(x, list | tuple | dict)
-    )
+    paths = _leaves_with_path(batch)
     if not paths:
         raise ValueError("the batch holds no array: give rows by features")
     named = [(f"batch{jax.tree_util.keystr(path)}", x) for path, x in paths]
@@ -250,4 +278,5 @@ def check_views(batch: Tree) -> Tree:
         raise ValueError(f"the views have unequal numbers of rows, {lengths}: row r of each must be the same sample")
     if not next(iter(lengths.values())):
         raise ValueError("the batch has no rows: leave empty batches out of the stream")
+    structure = jax.tree.structure(batch, is_leaf=lambda x: not isinstance(x, list | tuple | dict))
     return jax.tree.unflatten(structure, checked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -81,19 +82,30 @@ class Edges(Problem):
         return 0
 
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
-        return EdgeStatistics(self, scipy.sparse.csr_matrix((self.n_nodes, self.n_nodes)), 0)
+        W = scipy.sparse.csr_matrix((self.n_nodes, self.n_nodes))
+        return EdgeStatistics(self, W.data, W.indices, W.indptr, 0)
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["data", "indices", "indptr", "count"], meta_fields=["problem"])
+@dataclass(frozen=True)
 class EdgeStatistics:
-    """The summed adjacency, sparse."""
+    """The summed adjacency, in compressed sparse rows."""
 
-    def __init__(self, problem: Edges, adjacency: Any, count: int):
-        self.problem, self.adjacency, self.count = problem, adjacency, count
+    problem: Edges
+    data: np.ndarray
+    indices: np.ndarray
+    indptr: np.ndarray
+    count: int
+
+    def adjacency(self) -> Any:
+        n = self.problem.n_nodes
+        return scipy.sparse.csr_matrix((self.data, self.indices, self.indptr), shape=(n, n))
 
     def add(self, batches: list[Tree]) -> EdgeStatistics:
         i, j, w = (np.concatenate(column) for column in zip(*batches, strict=True))
-        new = scipy.sparse.coo_matrix((w.astype(np.float64), (i, j)), shape=self.adjacency.shape).tocsr()
-        return EdgeStatistics(self.problem, self.adjacency + new, self.count + len(i))
+        n = self.problem.n_nodes
+        W = self.adjacency() + scipy.sparse.coo_matrix((w.astype(np.float64), (i, j)), shape=(n, n)).tocsr()
+        return EdgeStatistics(self.problem, W.data, W.indices, W.indptr, self.count + len(i))
 
     def again(self) -> None:
         """One pass is enough."""
@@ -101,8 +113,11 @@ class EdgeStatistics:
     def operands(self) -> Operands:
         # The whole graph has been seen, so without n_edges the degrees are its own rather than those of a mean edge.
         scale = 1.0 if self.problem.n_edges is None else self.problem.n_edges / self.count
-        symmetric = (self.adjacency + self.adjacency.T) * scale
-        return laplacian_pair(symmetric, self.problem.normalized, self.problem.ridge)
+        W = self.adjacency()
+        return laplacian_pair((W + W.T) * scale, self.problem.normalized, self.problem.ridge)
+
+    def summary(self) -> None:
+        """Nodes have no mean."""
 
 
 def laplacian_pair(W: Any, normalized: bool, ridge: float) -> Operands:

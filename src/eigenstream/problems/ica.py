@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from eigenstream import rows, trees
-from eigenstream.moments import Moments, blocks
+from eigenstream.moments import blocks
 from eigenstream.problems.base import Problem, Products, check_options, static
+from eigenstream.summary import Summary
 
 Tree = Any
 
@@ -54,7 +56,7 @@ class ICA(Problem):
 
     def products(self, x: Fourth, V: Tree) -> Products:
         fourths = [rows.lift(w, rows.project(w, V)) for w in x.weighted]
-        fourth = trees.scale(1 / len(fourths), functools.reduce(trees.add, fourths))
+        fourth = trees.scale(1 / len(fourths), reduce(trees.add, fourths))
         CV = rows.lift(x.second, rows.project(x.second, V))
         CCV = rows.lift(x.first, rows.project(x.first, CV))
         gaussian = trees.add(trees.scale(rows.trace(x.first), CV), trees.scale(2.0, CCV))
@@ -67,35 +69,42 @@ class ICA(Problem):
         template = self.template(batch)
         d = trees.size(template)
         if not self.center:
-            return FourthStatistics(template, np.zeros(d))
+            return FourthStatistics.about(np.zeros(d), template)
         if repeatable:
-            return MeanFirst(template, Moments.empty(d))
+            return MeanFirst(template, np.zeros(d), 0)
         if d > SINGLE_PASS_DIMENSION:
             raise ValueError(
                 f"centred ICA of {d} features in a single pass needs a tensor of {d}³ numbers (the limit is "
                 f"{SINGLE_PASS_DIMENSION}): give batches that can be read twice, or centred rows and center=False"
             )
-        return ThirdStatistics(template)
+        return ThirdStatistics.empty(template)
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["mean", "n", "second", "fourth"], meta_fields=["template"])
+@dataclass(frozen=True)
 class FourthStatistics:
     """Sums of ``|x|² x xᵀ`` and ``x xᵀ`` about a known mean."""
 
-    def __init__(self, template: Tree, mean: np.ndarray):
+    template: Tree
+    mean: np.ndarray
+    n: int
+    second: np.ndarray
+    fourth: np.ndarray
+
+    @classmethod
+    def about(cls, mean: np.ndarray, template: Tree) -> FourthStatistics:
         d = len(mean)
-        self.template, self.mean = template, mean
-        self.n, self.second, self.fourth = 0, np.zeros((d, d)), np.zeros((d, d))
+        return cls(template, mean, 0, np.zeros((d, d)), np.zeros((d, d)))
 
     def add(self, batches: list[Tree]) -> FourthStatistics:
-        total = FourthStatistics(self.template, self.mean)
-        total.n, total.second, total.fourth = self.n, self.second, self.fourth
+        n, second, fourth = self.n, self.second, self.fourth
         for x in dense_blocks(batches):
             x = x - self.mean.astype(x.dtype)
             weighted = x * np.sqrt((x * x).sum(1, keepdims=True))
-            total.n += len(x)
-            total.second = total.second + (x.T @ x).astype(np.float64)
-            total.fourth = total.fourth + (weighted.T @ weighted).astype(np.float64)
-        return total
+            n += len(x)
+            second = second + (x.T @ x).astype(np.float64)
+            fourth = fourth + (weighted.T @ weighted).astype(np.float64)
+        return replace(self, n=n, second=second, fourth=fourth)
 
     def again(self) -> None:
         """The mean is known: one pass is enough."""
@@ -104,54 +113,70 @@ class FourthStatistics:
         fourth, second = (rows.covariance_view(m / self.n, self.template) for m in (self.fourth, self.second))
         return Fourth([fourth], second, second)
 
+    def summary(self) -> Summary:
+        return Summary.of_one_group(self.n, self.mean, np.trace(self.second), self.template)
 
+
+@partial(jax.tree_util.register_dataclass, data_fields=["mean", "n"], meta_fields=["template"])
+@dataclass(frozen=True)
 class MeanFirst:
     """The first of two passes, for the mean alone."""
 
-    def __init__(self, template: Tree, moments: Moments):
-        self.template, self.count, self.mean = template, moments.n, moments.means[0]
+    template: Tree
+    mean: np.ndarray
+    n: int
 
     def add(self, batches: list[Tree]) -> MeanFirst:
-        total = MeanFirst(self.template, Moments.empty(len(self.mean)))
         sums = sum(np.asarray(rows.dense_or_csr(b).sum(0, dtype=np.float64)).ravel() for b in batches)
-        total.count = self.count + sum(rows.n_rows(b) for b in batches)
-        total.mean = self.mean + (sums - (total.count - self.count) * self.mean) / total.count
-        return total
+        count = sum(rows.n_rows(b) for b in batches)
+        return replace(self, n=self.n + count, mean=self.mean + (sums - count * self.mean) / (self.n + count))
 
     def again(self) -> FourthStatistics:
-        return FourthStatistics(self.template, self.mean)
+        return FourthStatistics.about(self.mean, self.template)
 
 
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["n", "pilot", "first", "second", "third", "fourth"],
+    meta_fields=["template"],
+)
+@dataclass(frozen=True)
 class ThirdStatistics:
     """Raw moments up to the fourth about a pilot point, from which the centred fourth follows in one pass."""
 
-    def __init__(self, template: Tree):
-        self.template = template
+    template: Tree
+    n: int
+    pilot: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+    third: np.ndarray
+    fourth: np.ndarray
+
+    @classmethod
+    def empty(cls, template: Tree) -> ThirdStatistics:
         d = trees.size(template)
-        self.n, self.pilot = 0, None
-        self.first, self.second, self.fourth = np.zeros(d), np.zeros((d, d)), np.zeros((d, d))
-        self.third = np.zeros((d, d, d))
+        return cls(template, 0, np.zeros(d), np.zeros(d), np.zeros((d, d)), np.zeros((d, d, d)), np.zeros((d, d)))
 
     def add(self, batches: list[Tree]) -> ThirdStatistics:
-        total = ThirdStatistics(self.template)
-        total.__dict__.update(self.__dict__)
+        n, pilot, first, second, third, fourth = self.n, self.pilot, self.first, self.second, self.third, self.fourth
         for x in dense_blocks(batches):
-            if total.pilot is None:
-                total.pilot = x.mean(0, dtype=np.float64)
-            z = x - total.pilot
+            pilot = pilot if n else x.mean(0, dtype=np.float64)
+            z = x - pilot
             d = z.shape[1]
             weighted = z * np.sqrt((z * z).sum(1, keepdims=True))
-            total.n += len(z)
-            total.first = total.first + z.sum(0)
-            total.second = total.second + z.T @ z
-            total.fourth = total.fourth + weighted.T @ weighted
+            n, first, second, fourth = n + len(z), first + z.sum(0), second + z.T @ z, fourth + weighted.T @ weighted
             for piece in np.array_split(z, -(-len(z) // 256)):
                 pairs = (piece[:, :, None] * piece[:, None, :]).reshape(len(piece), -1)
-                total.third = total.third + (pairs.T @ piece).reshape(d, d, d)
-        return total
+                third = third + (pairs.T @ piece).reshape(d, d, d)
+        return ThirdStatistics(self.template, n, pilot, first, second, third, fourth)
 
     def again(self) -> None:
         """The third moments stand in for a second pass."""
+
+    def summary(self) -> Summary:
+        m = self.first / self.n
+        scatter = np.trace(self.second) - self.n * (m @ m)
+        return Summary.of_one_group(self.n, self.pilot + m, scatter, self.template)
 
     def operands(self) -> Fourth:
         """Expand ``E[|z-m|² (z-m)(z-m)ᵀ]`` in moments of ``z``, the rows less the pilot, whose mean is ``m``."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from eigenstream import rows, trees
 from eigenstream.moments import Moments
 from eigenstream.problems.base import Problem, Products, check_options, check_views, static
+from eigenstream.summary import Summary
 
 Tree = Any
 
@@ -122,15 +124,17 @@ def between_rows(counts: Any, means: Tree) -> Tree:
     return jax.tree.map(one, means)
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["moments"], meta_fields=["template"])
+@dataclass(frozen=True)
 class ClassStatistics:
     """Counts, means and the pooled scatter of the classes."""
 
-    def __init__(self, template: Tree, moments: Moments):
-        self.template, self.moments = template, moments
+    template: Tree
+    moments: Moments
 
     def add(self, batches: list[Tree]) -> ClassStatistics:
         matrices, labels = [rows.dense_or_csr(x) for x, _ in batches], [y for _, y in batches]
-        return ClassStatistics(self.template, self.moments.add(matrices, labels))
+        return replace(self, moments=self.moments.add(matrices, labels))
 
     def again(self) -> None:
         """One pass is enough."""
@@ -138,3 +142,6 @@ class ClassStatistics:
     def operands(self) -> Scatters:
         within = rows.covariance_view(self.moments.scatter / self.moments.n, self.template)
         return Scatters(within, between_rows(self.moments.counts, trees.rows(self.moments.means.T, self.template)))
+
+    def summary(self) -> Summary:
+        return Summary.of_moments(self.moments, self.template)

@@ -115,6 +115,9 @@ class MatrixStatistics:
     def again(self) -> None:
         """No pass is needed."""
 
+    def summary(self) -> None:
+        """There are no rows."""
+
     def operands(self) -> Operands:
         A, B = self.problem.given.operands
         if not self.problem.ridge:

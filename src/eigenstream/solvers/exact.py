@@ -12,21 +12,20 @@ from eigenstream import generalized, rows, trees
 from eigenstream.eigenpairs import Dense, fix_signs, solve_dense
 from eigenstream.generalized import EighInfo
 from eigenstream.metrics import residuals
-from eigenstream.moments import BLOCK_ROWS
-from eigenstream.problems.base import Problem, view_sizes
+from eigenstream.problems.base import Problem, check_finite, view_sizes
 from eigenstream.problems.matrices import Operands
+from eigenstream.summary import Summary
 
 Tree = Any
 
 
 class ExactState(NamedTuple):
-    """The statistics so far, and batches that wait, with how many rows, until they fill a block."""
+    """The statistics so far."""
 
     statistics: Any
-    pending: tuple[Tree, ...]
-    waiting: int
     template: Tree
-    k: int
+    #: How many eigenpairs; None for all there are.
+    k: int | None
     #: The coarsest arithmetic among the rows.
     epsilon: float
 
@@ -46,51 +45,62 @@ class Exact:
     True
     """
 
-    def init(self, problem: Problem, batch: Tree, k: int, repeatable: bool = False) -> ExactState:
+    def init(self, problem: Problem, batch: Tree, k: int | None, repeatable: bool = False) -> ExactState:
         """Empty statistics for batches like this one; ``repeatable`` says that they can be read twice."""
         statistics = problem.statistics(batch, repeatable)
-        return ExactState(statistics, (), 0, problem.template(batch), k, float(np.finfo(np.float64).eps))
+        return ExactState(statistics, problem.template(batch), k, float(np.finfo(np.float64).eps))
 
     def step(self, problem: Problem, state: ExactState, batch: Tree) -> ExactState:
-        """The statistics with one more batch."""
+        """The statistics with one more batch, best of thousands of rows."""
         batch = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, batch)
         floats = [x.dtype for x in rows.leaves(batch) if x.dtype.kind == "f"]
         epsilon = max([state.epsilon, *(float(np.finfo(dtype).eps) for dtype in floats)])
-        waiting = state.waiting + rows.n_rows(batch)
-        state = state._replace(pending=(*state.pending, batch), waiting=waiting, epsilon=epsilon)
-        return self._settled(state) if waiting >= BLOCK_ROWS else state
-
-    def _settled(self, state: ExactState) -> ExactState:
-        if not state.pending:
-            return state
-        return state._replace(statistics=state.statistics.add(list(state.pending)), pending=(), waiting=0)
+        # Rows that are not finite are named below rather than warned of.
+        with np.errstate(invalid="ignore", over="ignore"):
+            statistics = state.statistics.add([batch])
+        # A row that is not finite shows on the diagonals.
+        small = [np.diagonal(x) if np.ndim(x) == 2 else x for x in jax.tree.leaves(statistics) if np.ndim(x) <= 2]
+        if not all(np.isfinite(x).all() for x in small):
+            check_finite(batch)
+            raise ValueError("the sums are not finite: the rows hold numbers too large to square")
+        return state._replace(statistics=statistics, epsilon=epsilon)
 
     def next_pass(self, state: ExactState) -> ExactState | None:
         """The state to read the batches again with, or None if one pass was enough."""
-        again = self._settled(state).statistics.again()
-        return None if again is None else state._replace(statistics=again, pending=(), waiting=0)
+        again = state.statistics.again()
+        return None if again is None else state._replace(statistics=again)
 
-    def solve(self, problem: Problem, state: ExactState, which: str) -> tuple[Dense, Tree, EighInfo]:
-        """Eigenpairs of the statistics, as SciPy would give them and as signed players, and how they were found."""
-        operands = self._settled(state).statistics.operands()
+    def summary(self, state: ExactState) -> Summary | None:
+        """Counts and means of the rows summed."""
+        return state.statistics.summary()
+
+    def covariance(self, state: ExactState) -> np.ndarray:
+        """The covariance of all views together, where that is what was summed."""
+        return state.statistics.covariance()
+
+    def solve(self, problem: Problem, state: ExactState, which: str, n: int) -> tuple[Dense, Tree, EighInfo]:
+        """Eigenpairs of ``n`` rows' statistics, as SciPy would give them and as signed players, and how they came."""
+        operands = state.statistics.operands()
         if isinstance(operands, Operands):
-            lam, V, info = generalized.eigh(operands.A, operands.B, k=state.k, which=which)
+            lam, V, info = generalized.eigh(operands.A, operands.B, k=state.k or operands.A.shape[0], which=which)
             solved = Dense(np.asarray(lam), np.asarray(V), [V.shape[0]])
         else:
             A, B = (trees.columns(M) for M in problem.products(operands, trees.identity(state.template)))
             if not (np.isfinite(A).all() and np.isfinite(B).all()):
-                raise ValueError("the sums are not finite: the rows hold NaN, infinity or numbers too large to square")
+                raise ValueError("the sums are not finite: the rows hold numbers too large to square")
             d = len(A)
             # Rounding of float32 rows reaches √d ε in a covariance of unit diagonal; of float64 rows, LAPACK's d ε.
             coarse = state.epsilon > np.finfo(np.float64).eps
             cutoff = state.epsilon * (np.sqrt(d) if coarse else d)
-            solved = solve_dense((A + A.T) / 2, B, state.k, which, cutoff, view_sizes(state.template))
+            solved = solve_dense((A + A.T) / 2, B, state.k or d, which, cutoff, view_sizes(state.template))
+            most = problem.most_components(solved.ranks)
+            if state.k is None:
+                solved = solved.first(min(most, n) if problem.rank_of_rows else most)
+            elif state.k > most:
+                raise ValueError(
+                    f"k={state.k} is too large: B has ranks {solved.ranks} (constant or duplicate columns, or few "
+                    f"rows), so there are {most} components; give k of at most {most}, or a ridge"
+                )
             rest = residuals(solved.vectors, solved.eigenvalues, A, B)
             info = EighInfo("scipy.linalg.eigh", rest, True, "solved exactly")
-        most = problem.most_components(solved.ranks)
-        if state.k > most:
-            raise ValueError(
-                f"k={state.k} is too large: B has ranks {solved.ranks} (constant or duplicate columns, or few rows), "
-                f"so there are {most} components; give k of at most {most}, or a ridge"
-            )
         return solved, fix_signs(trees.rows(solved.vectors, state.template)), info

@@ -1,0 +1,171 @@
+"""What survives the process: checkpoints of a run under way, and small files written all at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: Checkpoints kept, the newest.
+KEEP = 3
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, or a kill, sees the old or the new one and nothing between."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    with new.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    new.replace(path)
+
+
+class Checkpoints:
+    """Orbax checkpoints in a folder: arrays and a few plain values, written atomically, the newest few kept.
+
+    Parameters
+    ----------
+    folder : Path
+    every : float
+        Seconds between two checkpoints.
+    """
+
+    def __init__(self, folder: Path, every: float):
+        # Orbax is slow to import and most runs have no folder.
+        import orbax.checkpoint as ocp
+
+        self._args = ocp.args
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=KEEP, enable_async_checkpointing=False, cleanup_tmp_directories=True, create=True
+        )
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self.every, self._last = every, time.monotonic()
+
+    def due(self) -> bool:
+        return time.monotonic() - self._last >= self.every
+
+    def save(self, step: int, arrays: list[Any], values: dict[str, Any]) -> None:
+        """Write a checkpoint, unless this step has one."""
+        # Orbax refuses arrays without elements; they are what a fresh state has in their place.
+        state = {str(i): np.asarray(x) for i, x in enumerate(arrays) if np.size(x)}
+        if step not in self._manager.all_steps():
+            parts = self._args.Composite(state=self._args.StandardSave(state), values=self._args.JsonSave(values))
+            self._manager.save(step, args=parts)
+        self._last = time.monotonic()
+
+    def latest(self) -> tuple[dict[int, np.ndarray], dict[str, Any]] | None:
+        """The newest checkpoint's arrays, by their place, and values; None if there is none."""
+        step = self._manager.latest_step()
+        if step is None:
+            return None
+        parts = self._args.Composite(state=self._args.StandardRestore(), values=self._args.JsonRestore())
+        found = self._manager.restore(step, args=parts)
+        return {int(i): np.asarray(x) for i, x in found["state"].items()}, dict(found["values"])
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+class Metrics:
+    """``metrics.jsonl``: one line for every look at a run."""
+
+    def __init__(self, path: Path, last_step: int):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # What a killed run wrote after its last checkpoint happens again.
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= last_step]
+        write_atomically(path, "".join(line + "\n" for line in kept).encode())
+        self._file = path.open("a")
+
+    def write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(plain(record)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    # A kill may have cut the last line; every whole one ends with a newline.
+    return [line for line in lines[:-1] if line]
+
+
+def plain(value: Any) -> Any:
+    """Nested values as JSON holds them, to the last bit; what JSON has no form for, by its name."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"name": type(value).__name__, **fields}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run keeps its checkpoints and metrics."""
+
+    folder: Path
+    #: What must be the same for a checkpoint to be gone on from.
+    settings: dict[str, Any]
+    resume: bool = False
+    #: Seconds between two checkpoints.
+    every: float = 60.0
+
+
+class Keeper:
+    """Writes a run's checkpoints and metrics to its place, and reads them back; without a place, does nothing.
+
+    A run has ``engine.saveable()``, the solver's arrays, ``values()``, plain numbers, and ``restore`` for both.
+    """
+
+    def __init__(self, run: Any, place: Place | None):
+        self._run, self._checkpoints = run, None
+        if place is None:
+            return
+        self._settings = plain(place.settings)
+        self._checkpoints = Checkpoints(place.folder / "checkpoints", place.every)
+        found = self._checkpoints.latest()
+        if found is not None and not place.resume:
+            raise ValueError(f"{place.folder} holds checkpoints: give resume=True to go on, or another folder")
+        if found is not None:
+            arrays, values = found
+            before = values.pop("settings")
+            differ = [key for key in self._settings if self._settings[key] != before.get(key)]
+            if differ:
+                seen = ", ".join(f"{key} {before.get(key)!r}, now {self._settings[key]!r}" for key in differ)
+                raise ValueError(f"{place.folder} was begun with other settings ({seen}): resume with the same")
+            run.restore(arrays, values)
+        self._metrics = Metrics(place.folder / "metrics.jsonl", run.steps)
+
+    def save(self) -> None:
+        arrays = None if self._checkpoints is None else self._run.engine.saveable()
+        if self._checkpoints is not None and arrays is not None:
+            self._checkpoints.save(self._run.steps, arrays, plain(self._run.values()) | {"settings": self._settings})
+
+    def save_if_due(self) -> None:
+        if self._checkpoints is not None and self._checkpoints.due():
+            self.save()
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self._checkpoints is not None:
+            self._metrics.write(record)
+
+    def close(self) -> None:
+        if self._checkpoints is not None:
+            self._metrics.close()
+            self._checkpoints.close()

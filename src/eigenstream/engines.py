@@ -1,0 +1,221 @@
+"""The two kinds of solver under way behind one face: sums that are solved once, and players that take steps."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eigenstream import rows, trees
+from eigenstream.problems.base import Negated, Problem, check_finite, view_sizes
+from eigenstream.problems.lda import Classes
+from eigenstream.solvers.exact import Exact
+from eigenstream.solvers.stochastic import Info
+from eigenstream.streams.blocks import Blocks
+from eigenstream.summary import Summary
+
+Tree = Any
+
+#: A residual that a player reaches only while it is nowhere near an eigenvector.
+FAR = 0.9
+
+
+class Solving:
+    """Statistics under way to an exact solution."""
+
+    #: Whether a step went wrong for good.
+    failed = False
+
+    def __init__(self, problem: Problem, solver: Exact, k: int | None, which: str, first: Tree, repeatable: bool):
+        self.problem, self.solver, self.which = problem, solver, which
+        self.state: Any = solver.init(problem, first, k, repeatable)
+        self.passes = 1
+        self._blocks = Blocks()
+
+    def prepare(self, batch: Tree) -> Tree:
+        """A host batch as `step` takes it. Whether it is finite shows in the sums."""
+        return batch
+
+    def remember(self, batch: Tree) -> None:
+        """Nothing of a batch is needed once it is summed."""
+
+    def step(self, batch: Tree) -> None:
+        for block in self._blocks.add(batch):
+            self.state = self.solver.step(self.problem, self.state, block)
+
+    def settle(self) -> None:
+        """Sum the rows that wait to fill a block."""
+        if self._blocks.waiting:
+            self.state = self.solver.step(self.problem, self.state, self._blocks.rest())
+
+    def look(self) -> dict[str, Any]:
+        """Nothing is known before the end."""
+        return {}
+
+    def next_pass(self, epoch: int, max_epochs: int) -> bool:
+        """Get ready to read the batches again, if the solution needs that."""
+        self.settle()
+        after = self.solver.next_pass(self.state)
+        if after is None:
+            return False
+        self.state, self.passes = after, self.passes + 1
+        return True
+
+    def saveable(self) -> list[Any] | None:
+        """The arrays of a checkpoint; None while rows wait to fill a block."""
+        return None if self._blocks.waiting else [*jax.tree.leaves(self.state.statistics), self.state.epsilon]
+
+    def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
+        for _ in range(epoch):
+            self.next_pass(0, 0)
+        fresh, structure = jax.tree.flatten(self.state.statistics)
+        leaves = [_like(x, arrays.get(i)) for i, x in enumerate(fresh)]
+        statistics = jax.tree.unflatten(structure, leaves)
+        self.state = self.state._replace(statistics=statistics, epsilon=float(arrays[len(fresh)]))
+
+    def fewest_rows(self) -> int:
+        return self.problem.fewest_rows(False)
+
+    def end(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
+        """Eigenvalues, players, residuals, whether they are the whole answer, and what happened in words."""
+        self.settle()
+        solved, V, info = self.solver.solve(self.problem, self.state, self.which, n)
+        d, rank = trees.size(self.state.template), sum(solved.ranks)
+        message = stopped or (
+            info.message if not n else f"solved exactly from {n} rows in {self.passes} pass" + "es" * (self.passes > 1)
+        )
+        if rank < d:
+            message += f"; B has rank {rank} of {d}, and the solution lies in its range"
+        return solved.eigenvalues, V, info.residuals, info.converged and not stopped, message
+
+    def summary(self) -> Summary | None:
+        self.settle()
+        return self.solver.summary(self.state)
+
+
+# The state is the loop's own: its memory serves the next.
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _step(solver: Any, problem: Problem, state: Any, batch: Tree) -> Any:
+    return solver.step(problem, state, batch)
+
+
+@partial(jax.jit, static_argnums=(0, 3), donate_argnums=2)
+def _steps_without_data(solver: Any, problem: Problem, state: Any, count: int) -> Any:
+    def body(state: Any, _: None) -> Any:
+        return solver.step(problem, state, None)
+
+    state, infos = jax.lax.scan(body, state, None, length=count)
+    return state, jax.tree.map(lambda x: x[-1], infos)
+
+
+class Playing:
+    """An iterative solver under way."""
+
+    def __init__(self, problem: Problem, solver: Any, k: int | None, which: str, first: Tree, seed: int, sums: bool):
+        if which == "magnitude":
+            raise ValueError(
+                'which="magnitude" needs the whole spectrum: take solver="exact", or which="largest" or "smallest"'
+            )
+        self.problem: Problem = problem if which == "largest" else Negated(problem)
+        self.solver, self.sign = solver, 1 if which == "largest" else -1
+        template = problem.template(first)
+        count = problem.most_components(view_sizes(template)) if k is None else k
+        self.state = jax.tree.map(jnp.copy, solver.init(self.problem, first, count, jax.random.key(seed)))
+        self.pilot = None if problem.noiseless else problem.pilot(first)
+        self.sums = Summary.empty(template) if sums and not isinstance(self.state.memory, Classes) else None
+        self.info: Any = None
+        self.least = solver.fewest_rows(self.problem)
+        self.before: Tree = None
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.state.failed)
+
+    def prepare(self, batch: Tree) -> Tree | None:
+        """A checked batch on the device; None while too few rows are there.
+
+        A batch that is too small for a step, as the last of a stream may be, is filled up with the last rows before it.
+        """
+        check_finite(batch)
+        if self.sums is not None:
+            self.sums = self.sums.add(self._near(batch))
+        batch = self.remember(batch)
+        if rows.n_rows(batch) < self.least:
+            return None
+        batch = rows.to_device(self._near(batch))
+        jax.block_until_ready(batch)
+        return batch
+
+    def _near(self, batch: Tree) -> Tree:
+        return batch if self.pilot is None else self.problem.less_pilot(batch, self.pilot)
+
+    def remember(self, batch: Tree) -> Tree:
+        """Keep the last rows in case the next batch is too small; this one, filled up if it is."""
+        if rows.n_rows(batch) < self.least and self.before is not None:
+            batch = rows.join(self.before, batch)
+        self.before = rows.last(batch, self.least)
+        return batch
+
+    def step(self, batch: Tree) -> None:
+        if self.problem.noiseless:
+            self.state, self.info = _steps_without_data(self.solver, self.problem, self.state, batch)
+        else:
+            self.state, self.info = _step(self.solver, self.problem, self.state, batch)
+
+    def look(self) -> dict[str, Any]:
+        if self.info is None:
+            return {}
+        worst = float(np.max(np.asarray(self.info.residuals)))
+        return {"eigenvalues": self.sign * np.asarray(self.info.eigenvalues), "residual": worst}
+
+    def next_pass(self, epoch: int, max_epochs: int) -> bool:
+        self.before = None
+        return epoch + 1 < max_epochs and not self.problem.noiseless
+
+    def _kept(self) -> Any:
+        return self.state, self.info, self.pilot, self.sums
+
+    def saveable(self) -> list[Any] | None:
+        return None if self.info is None else jax.tree.leaves(self._kept())
+
+    def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
+        template = (self.state, Info(jnp.zeros(1), jnp.zeros(1)), self.pilot, self.sums)
+        fresh, structure = jax.tree.flatten(template)
+        leaves = [_like(x, arrays.get(i)) for i, x in enumerate(fresh)]
+        state, info, self.pilot, self.sums = jax.tree.unflatten(structure, leaves)
+        self.state, self.info = jax.tree.map(jnp.asarray, (state, info))
+
+    def fewest_rows(self) -> int:
+        return self.least
+
+    def end(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
+        lam, V = self.solver.eigenpairs(self.problem, self.state)
+        rest = np.asarray(self.info.residuals)
+        message = stopped
+        if self.failed:
+            message = (
+                f"a step near number {int(self.state.step)} was not finite; this is the last finite state: lower "
+                "learning_rate, or look for NaN in the data"
+            )
+        elif rest.max() > FAR and self.sign > 0:
+            message += (
+                "; near 1, so these are no eigenvectors: lower learning_rate, scale the features alike or use Adam"
+            )
+        return self.sign * np.asarray(lam), V, rest, False, message
+
+    def summary(self) -> Summary | None:
+        """In the rows' own coordinates."""
+        if isinstance(self.state.memory, Classes):
+            counts, means = jax.tree.map(lambda x: np.asarray(x, np.float64), self.state.memory)
+            return Summary(counts, means, np.asarray(np.nan)).less(self.pilot)
+        return None if self.sums is None else self.sums.less(self.pilot)
+
+
+def _like(fresh: Any, saved: np.ndarray | None) -> Any:
+    """A saved array in the place of a fresh one; numbers stay numbers."""
+    if saved is None:
+        return fresh
+    return saved.item() if isinstance(fresh, int | float) and np.ndim(fresh) == 0 else saved

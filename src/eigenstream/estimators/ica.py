@@ -1,0 +1,127 @@
+"""Independent component analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_array, check_is_fitted
+
+from eigenstream import problems
+from eigenstream.estimators.base import StreamEstimator, documented, flat, projected
+from eigenstream.run import Result
+
+Tree = Any
+
+
+@documented
+class ICA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
+    """Independent components by excess kurtosis, one generalized eigenproblem (Parra and Sajda, 2003).
+
+    Sources are told apart by their kurtosis: two of the same are found as a mixture.
+
+    Parameters
+    ----------
+    n_components : int, optional
+        How many; None for all there are.
+    which : {"magnitude", "largest", "smallest"}
+        Which kurtosis comes first: far from a Gaussian's either way, peaked, or flat. A streaming solver needs one of
+        the last two.
+    center : {True, False, "running"}
+        Whether to take off the mean.
+    ridge : float
+        Added to the covariance, relative to its mean eigenvalue.
+    {shared}
+
+    Attributes
+    ----------
+    components_ : (k, d) array
+        The unmixing matrix; sources have unit variance.
+    mixing_ : (d, k) array
+        Its pseudo-inverse.
+    mean_ : (d,) array
+    {learned}
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> X, S = es.datasets.mixed_signals()
+    >>> ica = es.ICA().fit(X)
+    >>> found = ica.transform(X)
+    >>> bool((abs(np.corrcoef(found.T, S.T)[:3, 3:]).max(1) > 0.98).all())
+    True
+    """
+
+    def __init__(
+        self,
+        n_components: int | None = None,
+        *,
+        solver: Any = "auto",
+        which: str = "magnitude",
+        center: bool | str = True,
+        ridge: float = 0.0,
+        batch_size: int = 100,
+        max_epochs: int = 1,
+        tol: float | None = None,
+        memory_budget: float = 4e9,
+        random_state: Any = 0,
+        verbose: bool = False,
+    ):
+        self.n_components = n_components
+        self.solver = solver
+        self.which = which
+        self.center = center
+        self.ridge = ridge
+        self.batch_size = batch_size
+        self.max_epochs = max_epochs
+        self.tol = tol
+        self.memory_budget = memory_budget
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _problem(self) -> problems.Problem:
+        return problems.ica(center=self.center, ridge=self.ridge)
+
+    def fit(self, X: Any, y: Any = None) -> ICA:
+        """Learn the unmixing of ``X``, rows by features."""
+        self._forget()
+        return self._fit_batches(self._batches(self._checked(X, True, 2)))
+
+    def partial_fit(self, X: Any, y: Any = None) -> ICA:
+        """Learn from some more rows, one or many; centred, and past 128 features, only rows about zero can be."""
+        return self._take(self._checked(X, "_run" not in vars(self), 1))
+
+    def _publish(self, result: Result, again: Iterable[Tree]) -> None:
+        assert result.summary is not None
+        W, mean = flat(result.eigenvectors), flat(result.summary.means)[:, 0]
+        self.mean_ = mean if self.center else np.zeros_like(mean)
+        self.components_ = np.ascontiguousarray(W.T)
+        self.mixing_ = np.linalg.pinv(self.components_)
+        self.n_features_in_, self.n_components_ = W.shape
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.components_.shape[0]
+
+    def transform(self, X: Any) -> np.ndarray:
+        """The sources of every row."""
+        check_is_fitted(self)
+        return projected(self._checked_new(X), self.components_.T, self.mean_)
+
+    def inverse_transform(self, X: Any) -> np.ndarray:
+        """Rows from their sources."""
+        check_is_fitted(self)
+        return check_array(X, dtype=[np.float64, np.float32]) @ self.mixing_.T + self.mean_
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """The mean magnitude of the excess kurtosis of the sources in these rows."""
+        S = self.transform(X).astype(np.float64)
+        S = S - S.mean(0)
+        return float(np.abs((S**4).mean(0) / np.maximum((S**2).mean(0), np.finfo(np.float64).tiny) ** 2 - 3).mean())
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags

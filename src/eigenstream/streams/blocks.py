@@ -1,0 +1,73 @@
+"""Small batches gathered into blocks that are worth a matrix product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.sparse
+
+from eigenstream.moments import BLOCK_ROWS
+from eigenstream.rows import n_rows
+
+Tree = Any
+
+
+class Blocks:
+    """Host batches in, blocks out. Rows are copied as they come, so a source may use its memory again.
+
+    A block is the gatherer's own memory, to be used before the next is asked for.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._rows: list[Any] = []
+        self._form: Any = None
+
+    def add(self, batch: Tree) -> list[Tree]:
+        """The blocks that this batch completes; one that is large enough is passed on as it is."""
+        leaves, structure = jax.tree.flatten(batch, is_leaf=scipy.sparse.issparse)
+        leaves = [np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+        out = []
+        form = structure, [_kind(leaf) for leaf in leaves]
+        if self.waiting and not (form == self._form and self._has_room(n_rows(batch))):
+            out.append(self.rest())
+        if not self.waiting and n_rows(batch) >= BLOCK_ROWS:
+            return [*out, jax.tree.unflatten(structure, leaves)]
+        if not self.waiting and not (form == self._form and self._has_room(n_rows(batch))):
+            self._form, self._rows = form, [_room(leaf) for leaf in leaves]
+        self._append(leaves)
+        return [*out, self.rest()] if self.waiting >= BLOCK_ROWS else out
+
+    def rest(self) -> Tree:
+        """What waits, as a block."""
+        count, self.waiting = self.waiting, 0
+        leaves = [scipy.sparse.vstack(x, format="csr") if isinstance(x, list) else x[:count] for x in self._rows]
+        self._rows = [[] if isinstance(x, list) else x for x in self._rows]
+        return jax.tree.unflatten(self._form[0], leaves)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only the rows that wait are worth writing down."""
+        kept = [x if isinstance(x, list) else x[: self.waiting].copy() for x in self._rows]
+        return {**vars(self), "_rows": kept} if self.waiting else {"waiting": 0, "_rows": [], "_form": None}
+
+    def _has_room(self, count: int) -> bool:
+        return all(isinstance(x, list) or self.waiting + count <= len(x) for x in self._rows)
+
+    def _append(self, leaves: list[Any]) -> None:
+        b = leaves[0].shape[0]
+        for kept, leaf in zip(self._rows, leaves, strict=True):
+            if isinstance(kept, list):
+                kept.append(leaf.copy())
+            else:
+                kept[self.waiting : self.waiting + b] = leaf
+        self.waiting += b
+
+
+def _room(leaf: Any) -> Any:
+    return [] if scipy.sparse.issparse(leaf) else np.empty((2 * BLOCK_ROWS, *leaf.shape[1:]), leaf.dtype)
+
+
+def _kind(leaf: Any) -> tuple[Any, Any]:
+    return ("csr" if scipy.sparse.issparse(leaf) else leaf.shape[1:], leaf.dtype)

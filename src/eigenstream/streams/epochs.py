@@ -1,0 +1,87 @@
+"""Epochs of any iterable of batches, from any position."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from eigenstream.moments import block_rows
+from eigenstream.problems.base import Problem
+from eigenstream.streams.batching import Batches
+
+Tree = Any
+
+
+class Epochs:
+    """What a run reads: batches, or for a problem without data the numbers of steps to take at once."""
+
+    def __init__(self, problem: Problem, batches: Iterable[Tree] | None, max_steps: int | None, stride: int):
+        self._opened: Iterator[Tree] | None = None
+        self.needless = problem.noiseless
+        self.source: Any = batches
+        self.repeatable = True
+        if problem.noiseless:
+            problem.accept(batches)
+            left = 1000 if max_steps is None else max_steps
+            self.source = [min(stride, left - start) for start in range(0, left, stride)]
+        elif batches is None:
+            raise ValueError("batches is None: this problem needs data; give an iterable of batches")
+        elif hasattr(batches, "shape"):
+            raise ValueError("batches is one array: give an iterable of batches, [X] for a single one")
+        elif not isinstance(batches, Batches):
+            self._opened = iter(batches)
+            self.repeatable = self._opened is not batches
+
+    def head(self) -> Tree:
+        """The first batch, which will be read again; None for a problem without data."""
+        if self.needless:
+            return None
+        if isinstance(self.source, Batches):
+            return next(iter(self.source.in_order(self.source.batch_size)))
+        assert self._opened is not None
+        heads = list(itertools.islice(self._opened, 1))
+        if not heads:
+            raise ValueError("batches is empty: give at least one batch")
+        self._opened = _Chained(heads, self._opened)
+        return heads[0]
+
+    def in_large_batches(self) -> None:
+        """Sums need no order, and large batches are quicker."""
+        if isinstance(self.source, Batches):
+            self.source = self.source.in_order(block_rows(self.source.width))
+
+    def length(self, max_epochs: int, max_steps: int | None) -> int | None:
+        """Steps to the end, where that is known."""
+        if self.needless:
+            return sum(self.source)
+        if not hasattr(self.source, "__len__"):
+            return max_steps
+        total = len(self.source) * max_epochs
+        return total if max_steps is None else min(total, max_steps)
+
+    def epoch(self, number: int, taken: int, revisit: Callable[[Tree], None], least: int) -> Iterator[Tree]:
+        """The batches of an epoch after the first ``taken``; the last of those, ``least`` rows, go to ``revisit``."""
+        if isinstance(self.source, Batches):
+            start = max(0, taken - -(-least // self.source.batch_size))
+            batches = self.source.epoch(number, start)
+        else:
+            start, batches = 0, iter(self.source) if self._opened is None else self._opened
+            self._opened = None
+        for raw in itertools.islice(batches, taken - start):
+            if not self.needless:
+                revisit(raw)
+        return batches
+
+
+class _Chained:
+    """Items before an iterator's, each let go of as it is given."""
+
+    def __init__(self, items: list[Tree], rest: Iterator[Tree]):
+        self.items, self.rest = items, rest
+
+    def __iter__(self) -> _Chained:
+        return self
+
+    def __next__(self) -> Tree:
+        return self.items.pop(0) if self.items else next(self.rest)

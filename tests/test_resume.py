@@ -1,0 +1,283 @@
+"""A run that was stopped, however it was stopped, goes on as if it had not been."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import optax
+import pytest
+import scipy.sparse
+
+import eigenstream as es
+from eigenstream.checkpoint import Checkpoints, write_atomically
+from eigenstream.solvers import SGHA, EckartYoung, Oja, Paper, RSGPlus, Smooth
+
+rng = np.random.default_rng(0)
+LATENT = rng.normal(size=(1010, 2))
+X = np.c_[LATENT, rng.normal(size=(1010, 4))].astype(np.float32)
+Y = np.c_[LATENT + rng.normal(size=(1010, 2)), rng.normal(size=(1010, 3))].astype(np.float32)
+LABELS = (LATENT[:, 0] > 0).astype(int) + (LATENT[:, 1] > 0)
+EDGES = rng.integers(0, 30, (1010, 2))
+
+PROBLEMS = {
+    "pca": (es.problems.pca(), (X,)),
+    "pca, far from zero": (es.problems.pca(center="running"), (X + 1000,)),
+    "cca": (es.problems.cca(), (X, Y)),
+    "multiview": (es.problems.multiview(ridge=0.1), (X, Y, X[:, :3])),
+    "pls": (es.problems.pls(), (X, Y)),
+    "lda": (es.problems.lda(3), (X, LABELS)),
+    "ica": (es.problems.ica(), (X,)),
+    "sparse": (es.problems.pca(), (scipy.sparse.csr_array(np.where(X > 1, X, 0)),)),
+}
+ADAM = Paper(learning_rate=0.01, optimizer=optax.adam)
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_at(step):
+    def callback(record):
+        if record["step"] >= step:
+            raise Killed
+
+    return callback
+
+
+def runs(problem, batches, tmp_path, at, **options):
+    """The result without an interruption, and with one after step ``at``."""
+    whole = es.solve(problem, batches(), **options)
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        es.solve(problem, batches(), **options, folder=folder, checkpoint_every=0, callbacks=[killed_at(at)])
+    return whole, es.solve(problem, batches(), **options, folder=folder, resume=True)
+
+
+def assert_same(first, second):
+    assert first.V.tobytes() == second.V.tobytes()
+    assert first.eigenvalues.tobytes() == second.eigenvalues.tobytes()
+    assert first.residuals.tobytes() == second.residuals.tobytes()
+    for name in ("n_iter", "n_samples_seen", "converged", "message"):
+        assert getattr(first, name) == getattr(second, name)
+    assert len(first.history) == len(second.history)
+    for a, b in zip(first.history, second.history, strict=True):
+        np.testing.assert_equal({**a, "seconds": 0}, {**b, "seconds": 0})
+
+
+@pytest.mark.parametrize("solver", [ADAM, "exact"], ids=["game", "exact"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_problem_resumes_to_the_same_bits(name, solver, tmp_path, monkeypatch):
+    # Blocks of 100 rows, so that an exact run has something to be stopped in.
+    monkeypatch.setattr("eigenstream.streams.epochs.block_rows", lambda d: 100)
+    monkeypatch.setattr("eigenstream.streams.blocks.BLOCK_ROWS", 50)
+    problem, views = PROBLEMS[name]
+    options = {"k": 2, "solver": solver, "max_epochs": 3}
+    at = 4 if solver == "exact" else 50
+    whole, resumed = runs(problem, lambda: es.streams.batches(*views, batch_size=40), tmp_path, at, **options)
+    assert_same(whole, resumed)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [record["step"] for record in whole.history]
+
+
+SOLVERS = [Paper(averaging=None), Smooth(), EckartYoung(shift=1.0), SGHA(), RSGPlus(), Paper(shards=2, polish=True)]
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
+def test_every_solver_resumes_to_the_same_bits(solver, tmp_path):
+    options = {"k": 2, "solver": solver, "max_epochs": 2}
+    assert_same(*runs(es.problems.cca(), lambda: es.streams.batches(X, Y), tmp_path, 5, **options))
+    assert_same(*runs(es.problems.pca(), lambda: es.streams.batches(X), tmp_path / "oja", 5, k=2, solver=Oja()))
+
+
+@pytest.mark.parametrize("at", [1, 3, 5])
+def test_streams_of_all_kinds_resume(at, tmp_path):
+    """A list, a generator, tiny batches that wait for one another, edges, explicit matrices."""
+    pairs = [(X[i : i + 50], Y[i : i + 50]) for i in range(0, 1010, 50)]
+    options = {"k": 2, "solver": ADAM}
+    assert_same(*runs(es.problems.cca(), lambda: pairs, tmp_path / "a", at, **options, max_epochs=2))
+    assert_same(*runs(es.problems.cca(), lambda: iter(pairs), tmp_path / "b", at, **options))
+    for size in (1, 3):
+        stream = es.streams.batches(X[:41], Y[:41], batch_size=size)
+        assert_same(
+            *runs(es.problems.cca(), lambda stream=stream: stream, tmp_path / f"c{size}", at, **options, max_epochs=2)
+        )
+    graph = es.problems.laplacian(n_nodes=30)
+    assert_same(*runs(graph, lambda: es.streams.edges(EDGES, 50), tmp_path / "d", at, **options, which="smallest"))
+    matrix = es.problems.matrices(np.diag(np.arange(1.0, 9.0)))
+    assert_same(*runs(matrix, lambda: None, tmp_path / "e", at, **options, max_steps=220))
+
+
+def test_an_estimator_resumes_to_the_same_bits(tmp_path):
+    def fit(**options):
+        model = es.CCA(n_components=2, solver=ADAM, max_epochs=3)
+        return model.fit_stream(es.streams.batches(X, Y, batch_size=40), **options)
+
+    whole = fit()
+    with pytest.raises(Killed):
+        fit(folder=tmp_path, checkpoint_every=0, callbacks=[killed_at(50)])
+    resumed = fit(folder=tmp_path, resume=True)
+    for name in ("x_weights_", "y_weights_", "correlations_", "x_mean_", "coef_"):
+        assert getattr(whole, name).tobytes() == getattr(resumed, name).tobytes(), name
+
+
+def test_only_the_newest_checkpoints_are_kept_and_half_written_ones_ignored(tmp_path):
+    options = {"k": 2, "solver": ADAM, "folder": tmp_path}
+    with pytest.raises(Killed):
+        es.solve(es.problems.pca(), es.streams.batches(X), **options, checkpoint_every=0, callbacks=[killed_at(5)])
+    kept = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit())
+    assert kept == [2, 3, 4]
+    (tmp_path / "checkpoints" / "99.orbax-checkpoint-tmp").mkdir()
+    resumed = es.solve(es.problems.pca(), es.streams.batches(X), **options, resume=True)
+    assert_same(es.solve(es.problems.pca(), es.streams.batches(X), 2, ADAM), resumed)
+
+
+def test_a_folder_with_checkpoints_is_not_taken_by_mistake(tmp_path):
+    stream = es.streams.batches(X)
+    with pytest.raises(Killed):
+        es.solve(es.problems.pca(), stream, 2, ADAM, folder=tmp_path, checkpoint_every=0, callbacks=[killed_at(3)])
+    with pytest.raises(ValueError, match="resume=True"):
+        es.solve(es.problems.pca(), stream, 2, ADAM, folder=tmp_path)
+    with pytest.raises(ValueError, match="k 2, now 3"):
+        es.solve(es.problems.pca(), stream, 3, ADAM, folder=tmp_path, resume=True)
+    with pytest.raises(ValueError, match=r"other settings.*solver"):
+        es.solve(es.problems.pca(), stream, 2, Paper(learning_rate=0.5), folder=tmp_path, resume=True)
+
+
+def test_resume_with_nothing_to_resume_starts(tmp_path):
+    found = es.solve(es.problems.pca(), es.streams.batches(X), 2, ADAM, folder=tmp_path, resume=True)
+    assert_same(es.solve(es.problems.pca(), es.streams.batches(X), 2, ADAM), found)
+
+
+def test_metrics_survive_a_cut_line(tmp_path):
+    stream = es.streams.batches(X)
+    with pytest.raises(Killed):
+        es.solve(es.problems.pca(), stream, 2, ADAM, folder=tmp_path, checkpoint_every=0, callbacks=[killed_at(4)])
+    with (tmp_path / "metrics.jsonl").open("a") as out:
+        out.write('{"step": 5, "ro')
+    es.solve(es.problems.pca(), stream, 2, ADAM, folder=tmp_path, resume=True)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records] == [1, 2, 3, 4, 5]
+    assert set(records[0]) == {"step", "epoch", "rows", "seconds", "eigenvalues", "residual"}
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    write_atomically(tmp_path / "f", b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(tmp_path / "f", b"new")
+    assert (tmp_path / "f").read_bytes() == b"old"
+
+
+def test_checkpoints_hold_every_bit(tmp_path):
+    arrays = [np.random.default_rng(0).normal(size=(3, 4)), np.array(7, np.int32), np.zeros((0, 2)), np.array([True])]
+    keeper = Checkpoints(tmp_path, every=1e9)
+    assert keeper.latest() is None
+    assert not keeper.due()
+    keeper.save(3, arrays, {"note": [1.5, None, "x"]})
+    found, values = keeper.latest()
+    assert sorted(found) == [0, 1, 3]
+    for i in found:
+        assert found[i].tobytes() == arrays[i].tobytes()
+        assert found[i].dtype == arrays[i].dtype
+    assert values == {"note": [1.5, None, "x"]}
+    keeper.close()
+
+
+def interrupt_after(seconds):
+    threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+
+@pytest.mark.parametrize("solver", [ADAM, "exact"], ids=["game", "exact"])
+def test_ctrl_c_leaves_a_usable_model_and_says_so(solver):
+    def endless():
+        yield from ((X, Y) for _ in range(10))
+        interrupt_after(0.2)
+        for _ in itertools.count():
+            time.sleep(0.001)
+            yield X, Y
+
+    with pytest.warns(UserWarning, match=r"interrupted after \d+ rows"):
+        model = es.CCA(n_components=1, solver=solver).fit_stream(endless())
+    assert model.message_.startswith("interrupted after")
+    assert not model.converged_
+    assert model.score(X, Y) > 0.3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_while_a_batch_is_awaited():
+    def stuck():
+        yield X
+        interrupt_after(0.2)
+        time.sleep(60)
+
+    began = time.monotonic()
+    with pytest.warns(UserWarning, match="interrupted after 1010 rows"):
+        result = es.solve(es.problems.pca(), stuck(), 1)
+    assert time.monotonic() - began < 30
+    assert result.eigenvalues[0] > 0.5
+
+
+def test_a_second_ctrl_c_is_not_held_back():
+    def impatient(record):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt):
+        es.solve(es.problems.pca(), es.streams.batches(X), 1, ADAM, callbacks=[impatient])
+
+
+def test_callbacks_see_every_look_and_may_stop():
+    seen = []
+    result = es.solve(es.problems.pca(), es.streams.batches(X), 2, ADAM, callbacks=[seen.append])
+    assert seen == result.history
+    stopped = es.solve(es.problems.pca(), es.streams.batches(X), 2, ADAM, callbacks=[lambda r: r["step"] == 3])
+    assert stopped.n_iter == 3
+    assert stopped.message == "stopped by a callback after 300 rows"
+
+
+# The real thing: a process, and SIGKILL.
+
+KILLS = int(os.environ.get("EIGENSTREAM_KILLS", "3"))
+
+
+def fit_command(folder, out, solver):
+    settings = ["--solver", "paper", "--option", "learning_rate=0.02", "--epochs", "4"] if solver == "paper" else []
+    files = [str(folder / "x.npy"), str(folder / "y.npy")]
+    return [
+        *(sys.executable, "-c", "from eigenstream.cli import main; main()", "fit", "cca", *files, "-k", "3"),
+        *("--out", str(out), "--resume", "--quiet", "--checkpoint-every", "0.2", *settings),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["paper", "exact"])
+def test_sigkill_at_random_moments(solver, tmp_path):
+    """``make soak`` runs this with 20 moments."""
+    generator = np.random.default_rng(0)
+    n, width = (30_000, 40) if solver == "paper" else (400_000, 60)
+    latent = generator.normal(size=(n, 5)).astype(np.float32)
+    for name in ("x", "y"):
+        noise = generator.standard_normal((n, width), np.float32)
+        np.save(tmp_path / f"{name}.npy", np.c_[latent + noise[:, :5], noise[:, 5:]])
+    began = time.monotonic()
+    subprocess.run(fit_command(tmp_path, tmp_path / "whole", solver), check=True, capture_output=True)
+    length = time.monotonic() - began
+    wanted = (tmp_path / "whole" / "model.safetensors").read_bytes()
+    resumed = 0
+    for i in range(KILLS):
+        out = tmp_path / f"killed{i}"
+        process = subprocess.Popen(fit_command(tmp_path, out, solver), stdout=subprocess.DEVNULL)
+        time.sleep(generator.uniform(0, length))
+        process.kill()
+        process.wait()
+        resumed += any((out / "checkpoints").glob("[0-9]*"))
+        subprocess.run(fit_command(tmp_path, out, solver), check=True, capture_output=True)
+        assert (out / "model.safetensors").read_bytes() == wanted
+    print(f"{solver}: {KILLS} kills over {length:.1f} s, {resumed} of them after a checkpoint")
