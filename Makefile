@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench soak clean
 
 # The suite is many short compilations: two processes share them, and the next run finds them in the cache.
 CACHE := JAX_COMPILATION_CACHE_DIR=$(abspath $(VENV))/jax-cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
@@ -37,6 +37,12 @@ bench: $(STAMP)  ## cost as the work grows, and against peers; results under doc
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]"
 	$(BIN)/python benchmarks/cost.py
 	$(BIN)/python benchmarks/exact_cca.py
+	$(BIN)/python benchmarks/pca.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/streaming.py
+
+soak: $(STAMP)  ## SIGKILL at twenty random moments, resume, compare bits; the outcome under docs/results/
+	$(BIN)/python benchmarks/kills.py
 
 clean:
 	rm -rf $(VENV) .coverage .mypy_cache .pytest_cache .ruff_cache

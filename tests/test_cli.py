@@ -83,7 +83,8 @@ def test_every_problem_is_fitted_transformed_and_reported(problem, files, tmp_pa
     assert len(values["eigenvalues"]) == k
     model = es.load(tmp_path)
     assert isinstance(model, kind)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
+    more = {"laplacian": ["embedding.npy"], "clustering": ["embedding.npy", "labels.npy"]}.get(problem, [])
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name not in more) == [
         "checkpoints",
         "config.json",
         "metrics.jsonl",
@@ -110,6 +111,8 @@ def test_every_problem_is_fitted_transformed_and_reported(problem, files, tmp_pa
     if problem in ("cca", "pls"):
         call("transform", tmp_path, rows[0], "-o", out)
         np.testing.assert_allclose(np.load(out), wanted[:, :k], atol=1e-12)
+        call("transform", tmp_path, rows[1], "-o", out, "--view", 2)
+        np.testing.assert_allclose(np.load(out), wanted[:, k:], atol=1e-12)
 
 
 def test_fit_gives_what_the_library_gives(files, tmp_path):
@@ -189,6 +192,12 @@ def test_a_folder_is_not_taken_by_mistake(files, tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() != before
 
 
+def test_a_mistake_can_be_mended_and_tried_again(files, tmp_path):
+    with pytest.raises(ValueError, match="too large"):
+        call("fit", "pca", files / "x.npy", "-k", 99, "--out", tmp_path)
+    assert call("fit", "pca", files / "x.npy", "-k", 2, "--out", tmp_path).exit_code == 0
+
+
 def test_a_run_that_goes_wrong_says_so_with_its_exit_code(files, tmp_path):
     np.save(tmp_path / "x.npy", 1e3 * np.load(files / "x.npy"))
     sources = (tmp_path / "x.npy", tmp_path / "x.npy")
@@ -230,18 +239,36 @@ def test_help_is_there_for_every_command(arguments):
 
 
 @pytest.mark.slow
-def test_the_code_in_the_readme_runs(capsys):
+def test_the_code_in_the_readme_runs_and_prints_what_it_says(capsys, tmp_path, monkeypatch):
+    """Every print in the README has a comment with its output; one or two say more of it after a colon."""
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict = {}
     for block in blocks:
         exec(block, names)
-    printed = capsys.readouterr().out
-    assert "solved exactly from 10000 rows in 1 pass" in printed
-    assert "(8,) (500, 8) scipy.linalg.eigh" in printed
-    assert printed.count("[0.89 0.7 ]") == 2
-    assert es.metrics.subspace_error(names["streamed"].V, names["result"].V) < 0.001
-    assert names["scores"].shape == (10_000, 2)
+    printed = capsys.readouterr().out.splitlines()
+    promised = [line.split("  # ")[1] for block in blocks for line in block.splitlines() if line.startswith("print(")]
+    assert len(printed) == len(promised)
+    for line, promise in zip(printed, promised, strict=True):
+        if promise.startswith("below "):
+            assert float(line) < float(promise.split()[1].rstrip(";"))
+        else:
+            assert line == promise.split(": ")[0]
+    assert names["x_scores"].shape == names["y_scores"].shape == (10_000, 2)
+
+
+@pytest.mark.slow
+def test_the_commands_in_the_readme_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in "xy":
+        np.save(f"{name}.npy", np.random.default_rng(0).normal(size=(200, 4)))
+    text = (ROOT / "README.md").read_text()
+    commands = [line.split("#")[0].split() for line in re.findall(r"^eigenstream .*$", text, re.M)]
+    assert len(commands) == 4
+    for command in commands:
+        assert call(*command[1:]).exit_code == 0
+    assert np.load("scores.npy").shape == (200, 2)
 
 
 def test_public_names_have_docstrings_with_examples():

@@ -99,6 +99,23 @@ def test_partial_fit_goes_on_from_fit_and_through_a_pickle():
     np.testing.assert_allclose(model.components_, es.PCA().fit(X).components_, atol=1e-8)
 
 
+def test_partial_fit_after_fit_measures_on_the_new_rows_or_refuses():
+    solver = es.solvers.Paper(learning_rate=0.02, optimizer=optax.adam, averaging=0.1)
+    model = es.CCA(n_components=1, solver=solver, max_epochs=50).fit(X, Y)
+    before = model.correlations_
+    model.partial_fit(X, Y)
+    np.testing.assert_allclose(model.correlations_, before, atol=0.02)
+    np.testing.assert_allclose(model.transform(X).var(ddof=1), 1, rtol=0.02)
+    halves = es.ICA().fit(X[:300]).partial_fit(X[300:])
+    np.testing.assert_allclose(halves.eigenvalues_, es.ICA().fit(X).eigenvalues_, atol=1e-8)
+    np.testing.assert_allclose(halves.mean_, X.mean(0))
+    wide = np.random.default_rng(0).normal(size=(200, 20))
+    with pytest.raises(ValueError, match="on a new ICA"):
+        es.ICA().fit(wide).partial_fit(wide)
+    with pytest.raises(ValueError, match="max_epochs=0"):
+        es.PCA(max_epochs=0).fit(X)
+
+
 def test_partial_fit_solves_only_when_looked_at(monkeypatch):
     solved = []
     solve = es.solvers.Exact.solve

@@ -13,6 +13,12 @@ import oracles
 from eigenstream.moments import BLOCK_ROWS, Moments
 
 
+def summed(moments, pieces, labels=None):
+    for i, piece in enumerate(pieces):
+        moments = moments.add(piece, None if labels is None else labels[i])
+    return moments
+
+
 def batches(X, size):
     return [X[i : i + size] for i in range(0, len(X), size)]
 
@@ -24,7 +30,7 @@ def test_a_mean_of_a_million_with_unit_variance_loses_nothing(dtype):
     X = (rng.normal(size=(20_000, 5)) @ rng.normal(size=(5, 5)) + 1e6 * rng.uniform(0.5, 1, 5)).astype(dtype)
     exact = np.longdouble(X) - np.longdouble(X).mean(0)
     wanted = np.asarray(exact.T @ exact / (len(X) - 1), np.float64)
-    moments = Moments.empty(5).add(batches(X, 700))
+    moments = summed(Moments.empty(5), batches(X, 700))
     tolerance = 1e-6 if dtype == np.float32 else 1e-12
     assert np.abs(moments.covariance() - wanted).max() < tolerance * np.abs(wanted).max()
     lam = es.solve(es.problems.pca(), batches(X, 700), 5).eigenvalues
@@ -34,7 +40,7 @@ def test_a_mean_of_a_million_with_unit_variance_loses_nothing(dtype):
 def test_a_mean_that_drifts_far_loses_nothing():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40_000, 3)) + np.linspace(-1e6, 1e6, 40_000)[:, None] * [0, 0, 1]
-    found = Moments.empty(3).add(batches(X, 1000)).covariance()
+    found = summed(Moments.empty(3), batches(X, 1000)).covariance()
     np.testing.assert_allclose(found, np.cov(X.T), rtol=1e-9, atol=1e-6)
 
 
@@ -42,7 +48,7 @@ def test_classes_a_million_apart_keep_their_scatter():
     rng = np.random.default_rng(0)
     y = np.arange(9000) % 3
     X = (rng.normal(size=(9000, 4)) + 1e4 * y[:, None]).astype(np.float32)
-    moments = Moments.empty(4, 3).add(batches(X, 500), batches(y, 500))
+    moments = summed(Moments.empty(4, 3), batches(X, 500), batches(y, 500))
     rows = X.astype(np.float64)
     within = sum((g := rows[y == c] - rows[y == c].mean(0)).T @ g for c in range(3))
     np.testing.assert_allclose(moments.scatter, within, rtol=1e-5, atol=1e-5 * within.max())
@@ -55,23 +61,35 @@ def test_moments_do_not_depend_on_how_rows_are_batched(sizes, seed):
     n = sum(sizes)
     X, y = rng.normal(size=(n, 3)) + 100, rng.integers(0, 2, n)
     ends = np.cumsum(sizes)[:-1]
-    whole = Moments.empty(3, 2).add([X], [y])
+    whole = Moments.empty(3, 2).add(X, y)
     parts = Moments.empty(3, 2)
     for x, labels in zip(np.split(X, ends), np.split(y, ends), strict=True):
-        parts = parts.add([x], [labels])
+        parts = parts.add(x, labels)
     np.testing.assert_allclose(parts.scatter, whole.scatter, rtol=1e-9, atol=1e-9)
     seen = whole.counts > 0
     np.testing.assert_allclose((parts.means + parts.pilot)[seen], (whole.means + whole.pilot)[seen], rtol=1e-12)
-    sparse = Moments.empty(3, 2).add([scipy.sparse.csr_matrix(X)], [y])
+    sparse = Moments.empty(3, 2).add(scipy.sparse.csr_matrix(X), y)
     np.testing.assert_allclose(sparse.scatter, whole.scatter, rtol=1e-6, atol=1e-6)
 
 
 def test_blocks_larger_than_one_block_and_mixed_kinds():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(2 * BLOCK_ROWS + 17, 3))
-    found = Moments.empty(3).add([X[:50], scipy.sparse.csr_matrix(X[50:90]), X[90:]])
+    found = summed(Moments.empty(3), [X[:50], scipy.sparse.csr_matrix(X[50:90]), X[90:]])
     np.testing.assert_allclose(found.covariance(), np.cov(X.T), rtol=1e-10, atol=1e-12)
     assert found.n == len(X)
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0, 1e4])
+def test_views_side_by_side_are_one_matrix(offset):
+    """The products of parts, with and without a pilot, are those of the rows they make together."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3 * BLOCK_ROWS, 7)) @ rng.normal(size=(7, 7)) + offset * np.arange(7)
+    parts, whole = (summed(Moments.empty(7), pieces) for pieces in (
+        [[x[:, :2], x[:, 2:3], x[:, 3:]] for x in batches(X, 5000)], batches(X, 5000)))  # fmt: skip
+    np.testing.assert_allclose(parts.covariance(), np.cov(X.T), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(parts.covariance(), whole.covariance(), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(parts.group_means(), X.mean(0)[None], rtol=1e-12)
 
 
 def redundant(n=500, dtype=np.float64):
@@ -121,10 +139,10 @@ def test_ica_from_either_end_and_by_magnitude(which):
 @pytest.mark.parametrize("offset", [0.0, 50.0])
 def test_ica_in_one_pass_equals_two(offset):
     rng = np.random.default_rng(0)
-    X = rng.laplace(size=(3000, 5)) @ rng.normal(size=(5, 5)) + offset
+    X = rng.laplace(size=(3000, 17)) @ rng.normal(size=(17, 17)) + offset
     lam = scipy.linalg.eigh(*oracles.ica(X), eigvals_only=True)[::-1]
     pieces = batches(X, 400)
-    two, one = (es.solve(es.problems.ica(), source, 5) for source in (pieces, iter(pieces)))
+    two, one = (es.solve(es.problems.ica(), source, 17) for source in (pieces, iter(pieces)))
     np.testing.assert_allclose(two.eigenvalues, lam, rtol=1e-8, atol=1e-8)
     np.testing.assert_allclose(one.eigenvalues, lam, rtol=1e-8, atol=1e-8)
     assert "2 passes" in two.message

@@ -4,8 +4,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -15,6 +13,7 @@ import pytest
 import scipy.sparse
 
 import eigenstream as es
+import kills
 from eigenstream.checkpoint import Checkpoints, write_atomically
 from eigenstream.solvers import SGHA, EckartYoung, Oja, Paper, RSGPlus, Smooth
 
@@ -33,6 +32,7 @@ PROBLEMS = {
     "pls": (es.problems.pls(), (X, Y)),
     "lda": (es.problems.lda(3), (X, LABELS)),
     "ica": (es.problems.ica(), (X,)),
+    "ica in two passes": (es.problems.ica(), (np.hstack([X, Y, X**2]),)),
     "sparse": (es.problems.pca(), (scipy.sparse.csr_array(np.where(X > 1, X, 0)),)),
 }
 ADAM = Paper(learning_rate=0.01, optimizer=optax.adam)
@@ -124,6 +124,36 @@ def test_an_estimator_resumes_to_the_same_bits(tmp_path):
     resumed = fit(folder=tmp_path, resume=True)
     for name in ("x_weights_", "y_weights_", "correlations_", "x_mean_", "coef_"):
         assert getattr(whole, name).tobytes() == getattr(resumed, name).tobytes(), name
+
+
+def test_a_run_that_had_converged_does_not_go_on(tmp_path):
+    options = {"k": 1, "solver": ADAM, "tol": 0.9, "max_epochs": 50}
+    whole = es.solve(es.problems.pca(), es.streams.batches(X), **options)
+    assert whole.converged
+    es.solve(es.problems.pca(), es.streams.batches(X), **options, folder=tmp_path, checkpoint_every=0)
+    assert_same(whole, es.solve(es.problems.pca(), es.streams.batches(X), **options, folder=tmp_path, resume=True))
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    options = {"k": 2, "solver": ADAM, "max_epochs": 3}
+    with pytest.warns(UserWarning, match="interrupted"):
+        es.solve(
+            *(es.problems.pca(), es.streams.batches(X)),
+            **options,
+            folder=tmp_path,
+            callbacks=[lambda r: r["step"] == 4 and os.kill(os.getpid(), signal.SIGINT)],
+        )
+    resumed = es.solve(es.problems.pca(), es.streams.batches(X), **options, folder=tmp_path, resume=True)
+    assert_same(es.solve(es.problems.pca(), es.streams.batches(X), **options), resumed)
+
+
+def test_ctrl_c_in_the_first_of_two_passes_says_that_there_is_nothing(monkeypatch):
+    def stop(record):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    wide = np.random.default_rng(0).normal(size=(1000, 20))
+    with pytest.warns(UserWarning, match="interrupted"), pytest.raises(ValueError, match="first of two passes"):
+        es.solve(es.problems.ica(), [wide[:500], wide[500:]], 2, callbacks=[stop])
 
 
 def test_only_the_newest_checkpoints_are_kept_and_half_written_ones_ignored(tmp_path):
@@ -244,40 +274,10 @@ def test_callbacks_see_every_look_and_may_stop():
 
 # The real thing: a process, and SIGKILL.
 
-KILLS = int(os.environ.get("EIGENSTREAM_KILLS", "3"))
-
-
-def fit_command(folder, out, solver):
-    settings = ["--solver", "paper", "--option", "learning_rate=0.02", "--epochs", "4"] if solver == "paper" else []
-    files = [str(folder / "x.npy"), str(folder / "y.npy")]
-    return [
-        *(sys.executable, "-c", "from eigenstream.cli import main; main()", "fit", "cca", *files, "-k", "3"),
-        *("--out", str(out), "--resume", "--quiet", "--checkpoint-every", "0.2", *settings),
-    ]
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["paper", "exact"])
 def test_sigkill_at_random_moments(solver, tmp_path):
-    """``make soak`` runs this with 20 moments."""
-    generator = np.random.default_rng(0)
-    n, width = (30_000, 40) if solver == "paper" else (400_000, 60)
-    latent = generator.normal(size=(n, 5)).astype(np.float32)
-    for name in ("x", "y"):
-        noise = generator.standard_normal((n, width), np.float32)
-        np.save(tmp_path / f"{name}.npy", np.c_[latent + noise[:, :5], noise[:, 5:]])
-    began = time.monotonic()
-    subprocess.run(fit_command(tmp_path, tmp_path / "whole", solver), check=True, capture_output=True)
-    length = time.monotonic() - began
-    wanted = (tmp_path / "whole" / "model.safetensors").read_bytes()
-    resumed = 0
-    for i in range(KILLS):
-        out = tmp_path / f"killed{i}"
-        process = subprocess.Popen(fit_command(tmp_path, out, solver), stdout=subprocess.DEVNULL)
-        time.sleep(generator.uniform(0, length))
-        process.kill()
-        process.wait()
-        resumed += any((out / "checkpoints").glob("[0-9]*"))
-        subprocess.run(fit_command(tmp_path, out, solver), check=True, capture_output=True)
-        assert (out / "model.safetensors").read_bytes() == wanted
-    print(f"{solver}: {KILLS} kills over {length:.1f} s, {resumed} of them after a checkpoint")
+    """``make soak`` does this twenty times, and docs/results/kills.md tells how it went."""
+    found = kills.experiment(tmp_path, solver, 3)
+    assert [record["same"] for record in found["kills"]] == [True] * 3

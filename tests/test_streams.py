@@ -170,7 +170,7 @@ MISTAKES = {
         lambda p: pyarrow.parquet.write_table(pyarrow.table({"n": [1.0]}), p / "x.parquet") or f"{p}/x.parquet::m",
         "no column 'm'",
     ),
-    "no numbers": (lambda p: write_raw(p / "x.csv", "a,b\nc,d\n"), "no row of numbers"),
+    "no numbers": (lambda p: write_raw(p / "x.csv", "a,b\nc,d\n"), "neither a header"),
     "empty text": (lambda p: write_raw(p / "x.csv", ""), "no row of numbers"),
 }
 

@@ -79,13 +79,19 @@ class Metrics:
     def __init__(self, path: Path, last_step: int):
         path.parent.mkdir(parents=True, exist_ok=True)
         # What a killed run wrote after its last checkpoint happens again.
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= last_step]
-        write_atomically(path, "".join(line + "\n" for line in kept).encode())
+        lines = [(line, json.loads(line)) for line in _whole_lines(path)]
+        kept = [(line, record) for line, record in lines if record["step"] <= last_step]
+        write_atomically(path, "".join(line + "\n" for line, _ in kept).encode())
+        self.history = [record for _, record in kept]
         self._file = path.open("a")
 
     def write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(plain(record)) + "\n")
         self._file.flush()
+
+    def sync(self) -> None:
+        """Have it on the disk, not only in the system's memory."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -112,7 +118,10 @@ def plain(value: Any) -> Any:
         return {"name": type(value).__name__, **fields}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    closed = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    # Two schedules of one kind differ in what they close over.
+    return [name, plain(closed)] if closed else name
 
 
 @dataclass(frozen=True)
@@ -140,21 +149,25 @@ class Keeper:
         self._settings = plain(place.settings)
         self._checkpoints = Checkpoints(place.folder / "checkpoints", place.every)
         found = self._checkpoints.latest()
-        if found is not None and not place.resume:
-            raise ValueError(f"{place.folder} holds checkpoints: give resume=True to go on, or another folder")
+        if not place.resume and (found is not None or (place.folder / "metrics.jsonl").exists()):
+            self._checkpoints.close()
+            raise ValueError(f"{place.folder} holds a run: give resume=True to go on, or another folder")
         if found is not None:
             arrays, values = found
             before = values.pop("settings")
             differ = [key for key in self._settings if self._settings[key] != before.get(key)]
             if differ:
+                self._checkpoints.close()
                 seen = ", ".join(f"{key} {before.get(key)!r}, now {self._settings[key]!r}" for key in differ)
                 raise ValueError(f"{place.folder} was begun with other settings ({seen}): resume with the same")
-            run.restore(arrays, values)
-        self._metrics = Metrics(place.folder / "metrics.jsonl", run.steps)
+        self._metrics = Metrics(place.folder / "metrics.jsonl", 0 if found is None else values["steps"])
+        if found is not None:
+            run.restore(arrays, values, self._metrics.history)
 
     def save(self) -> None:
         arrays = None if self._checkpoints is None else self._run.engine.saveable()
         if self._checkpoints is not None and arrays is not None:
+            self._metrics.sync()
             self._checkpoints.save(self._run.steps, arrays, plain(self._run.values()) | {"settings": self._settings})
 
     def save_if_due(self) -> None:

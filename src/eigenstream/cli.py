@@ -84,7 +84,7 @@ def fit(
     ridge: Annotated[float | None, typer.Option(help="Added to B, relative to its mean eigenvalue.")] = None,
     center: Annotated[bool, typer.Option(help="Whether to take off the means.")] = True,
     which: Annotated[str | None, typer.Option(help="largest, smallest or (ica) magnitude.")] = None,
-    clusters: Annotated[int, typer.Option(help="Clusters, for clustering.")] = 8,
+    clusters: Annotated[int | None, typer.Option(help="Clusters, for clustering; as many as -k, or 8.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes of a graph; found by a first pass if left out.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows in a step of a streaming solver.")] = None,
     epochs: Annotated[int, typer.Option(help="The most passes of a streaming solver.")] = 1,
@@ -111,7 +111,7 @@ def fit(
         "ridge": ridge,
         "center": center,
         "which": which,
-        "n_clusters": clusters,
+        "n_clusters": k if clusters is None else clusters,
         "batch_size": batch_size,
         "max_epochs": epochs,
         "tol": tol,
@@ -119,12 +119,10 @@ def fit(
         "random_state": random_state,
         "verbose": not quiet and not as_json,
     }
-    if problem == Kind.clustering and k is not None and clusters == 8:
-        given["n_clusters"] = k
     known = ESTIMATORS[problem]().get_params()
-    for name, value in (("ridge", ridge), ("which", which)):
+    for name, value in (("ridge", ridge), ("which", which), ("center", None if center else False)):
         if value is not None and name not in known:
-            raise ValueError(f"--{name} does not apply to {problem.value}")
+            raise ValueError(f"--{'no-' * (name == 'center')}{name} does not apply to {problem.value}")
     settings = {name: value for name, value in given.items() if name in known and value is not None}
     estimator = ESTIMATORS[problem](**settings)
     expected = SOURCES.get(problem, 1)
@@ -134,6 +132,7 @@ def fit(
         "problem": problem.value,
         "sources": [_described(path) for path in sources],
         "shuffle": shuffle,
+        "nodes": nodes,
         "settings": plain({name: value for name, value in settings.items() if name != "verbose"}),
     }
     finished = _claim(out, started, resume, overwrite)
@@ -145,11 +144,20 @@ def fit(
             else streams.batches(*sources, batch_size=rows, shuffle=shuffle, random_state=random_state)
         )
         extra: dict[str, Any] = {"n_nodes": nodes} if problem in GRAPHS else {}
-        with warnings.catch_warnings():
-            # What is said of an interruption or a failed step is said below.
-            warnings.simplefilter("ignore")
-            estimator.fit_stream(stream, folder=out, resume=True, checkpoint_every=checkpoint_every, **extra)
+        try:
+            with warnings.catch_warnings():
+                # What is said of an interruption or a failed step is said below.
+                warnings.simplefilter("ignore")
+                estimator.fit_stream(stream, folder=out, resume=True, checkpoint_every=checkpoint_every, **extra)
+        except ValueError:
+            # A mistake, to be mended and tried again: what would make the next try look like a second is removed.
+            if not any((out / "checkpoints").glob("[0-9]*")):
+                _clear(out)
+            raise
         models.save(estimator, out, run=started)
+        for name in ("labels_", "embedding_"):
+            if hasattr(estimator, name):
+                np.save(out / f"{name[:-1]}.npy", getattr(estimator, name))
     else:
         estimator = estimators.load(out)
     _tell(_summary(problem, estimator, out), as_json)
@@ -195,9 +203,7 @@ def _claim(out: Path, started: dict[str, Any], resume: bool, overwrite: bool) ->
     """Make ``out`` ready for this run; True if it holds this very run, finished."""
     path = out / "config.json"
     if overwrite:
-        for name in ("checkpoints", "metrics.jsonl", "model.safetensors", "config.json"):
-            old = out / name
-            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        _clear(out)
     before = json.loads(path.read_text()) if path.exists() else None
     if before is not None and not resume:
         raise ValueError(f"{out} holds a run: give --resume to go on with it, --overwrite, or another --out")
@@ -209,6 +215,12 @@ def _claim(out: Path, started: dict[str, Any], resume: bool, overwrite: bool) ->
         return not before["learned"]["message_"].startswith("interrupted")
     write_atomically(path, (json.dumps({"run": started}, indent=1) + "\n").encode())
     return False
+
+
+def _clear(out: Path) -> None:
+    for name in ("checkpoints", "metrics.jsonl", "model.safetensors", "config.json"):
+        old = out / name
+        shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
 
 
 def _summary(problem: Kind, estimator: Any, out: Path) -> dict[str, Any]:
@@ -225,6 +237,10 @@ def _summary(problem: Kind, estimator: Any, out: Path) -> dict[str, Any]:
     }
     names = ("correlations_", "explained_variance_ratio_", "covariances_")
     values |= {name[:-1]: getattr(estimator, name) for name in names if hasattr(estimator, name)}
+    if problem == Kind.clustering:
+        values |= {"cluster_sizes": np.bincount(estimator.labels_), "labels": str(out / "labels.npy")}
+    if problem in GRAPHS:
+        values["embedding"] = str(out / "embedding.npy")
     return plain(values)
 
 
@@ -245,6 +261,7 @@ def transform(
     run: Annotated[Path, typer.Argument(help="The folder of a fitted model.")],
     sources: Annotated[list[str], typer.Argument(help="Files of rows, as in fit; one view or all.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The .npy file for the scores.")],
+    view: Annotated[int, typer.Option(help="Which view a single source is, for cca and pls: 1 or 2.")] = 1,
     batch_size: Annotated[int, typer.Option(help="Rows in memory at a time.")] = 8192,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -265,7 +282,7 @@ def transform(
     done = 0
     partial = output.with_name(f".{output.name}.new")
     for batch in batches:
-        scores = _scores(estimator, batch)
+        scores = _scores(estimator, batch, view)
         if result is None:
             shape = (batches.n_rows, scores.shape[1])
             result = np.lib.format.open_memmap(partial, "w+", scores.dtype, shape)
@@ -278,7 +295,11 @@ def transform(
     _tell({"rows": done, "components": int(result.shape[1]), "output": str(output)}, as_json)
 
 
-def _scores(estimator: Any, batch: Any) -> np.ndarray:
+def _scores(estimator: Any, batch: Any, view: int) -> np.ndarray:
+    if view != 1:
+        if view != 2 or isinstance(batch, tuple) or not isinstance(estimator, estimators.CCA | estimators.PLS):
+            raise ValueError("--view is 1 or 2, with one source and a model of cca or pls")
+        return estimator.transform(None, batch)
     if isinstance(estimator, estimators.MultiviewCCA):
         return np.hstack(estimator.transform(list(batch)))
     if not isinstance(batch, tuple):

@@ -98,6 +98,8 @@ def solve_dense(A: np.ndarray, B: np.ndarray, k: int, which: str, cutoff: float,
     reduced = T.T @ A @ T
     rank = len(reduced)
     count = min(k, rank)
+    if not rank:
+        return Dense(np.zeros(0), T, ranks)
     if which == "magnitude":
         lam, R = scipy.linalg.eigh(reduced)
     else:

@@ -79,9 +79,19 @@ class Solving:
     def fewest_rows(self) -> int:
         return self.problem.fewest_rows(False)
 
+    def has_begun(self) -> bool:
+        return True
+
+    def rows(self, read: int) -> int:
+        """Rows behind the solution, of all that were read."""
+        self.settle()
+        if not hasattr(self.state.statistics, "operands"):
+            raise ValueError("the run ended in the first of two passes: nothing can be solved yet; let it run on")
+        summary = self.solver.summary(self.state)
+        return read if summary is None else int(summary.counts.sum())
+
     def end(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
         """Eigenvalues, players, residuals, whether they are the whole answer, and what happened in words."""
-        self.settle()
         solved, V, info = self.solver.solve(self.problem, self.state, self.which, n)
         d, rank = trees.size(self.state.template), sum(solved.ranks)
         message = stopped or (
@@ -92,7 +102,6 @@ class Solving:
         return solved.eigenvalues, V, info.residuals, info.converged and not stopped, message
 
     def summary(self) -> Summary | None:
-        self.settle()
         return self.solver.summary(self.state)
 
 
@@ -125,7 +134,8 @@ class Playing:
         count = problem.most_components(view_sizes(template)) if k is None else k
         self.state = jax.tree.map(jnp.copy, solver.init(self.problem, first, count, jax.random.key(seed)))
         self.pilot = None if problem.noiseless else problem.pilot(first)
-        self.sums = Summary.empty(template) if sums and not isinstance(self.state.memory, Classes) else None
+        groups = len(self.state.memory.counts) if isinstance(self.state.memory, Classes) else 1
+        self.sums = Summary.empty(template, groups) if sums else None
         self.info: Any = None
         self.least = solver.fewest_rows(self.problem)
         self.before: Tree = None
@@ -141,7 +151,8 @@ class Playing:
         """
         check_finite(batch)
         if self.sums is not None:
-            self.sums = self.sums.add(self._near(batch))
+            near = self._near(batch)
+            self.sums = self.sums.add_labelled(*near) if len(self.sums.counts) > 1 else self.sums.add(near)
         batch = self.remember(batch)
         if rows.n_rows(batch) < self.least:
             return None
@@ -191,6 +202,13 @@ class Playing:
     def fewest_rows(self) -> int:
         return self.least
 
+    def has_begun(self) -> bool:
+        """Whether a step was taken: a stream may hold too few rows for one, however often it is read."""
+        return self.info is not None
+
+    def rows(self, read: int) -> int:
+        return read
+
     def end(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
         lam, V = self.solver.eigenpairs(self.problem, self.state)
         rest = np.asarray(self.info.residuals)
@@ -208,9 +226,6 @@ class Playing:
 
     def summary(self) -> Summary | None:
         """In the rows' own coordinates."""
-        if isinstance(self.state.memory, Classes):
-            counts, means = jax.tree.map(lambda x: np.asarray(x, np.float64), self.state.memory)
-            return Summary(counts, means, np.asarray(np.nan)).less(self.pilot)
         return None if self.sums is None else self.sums.less(self.pilot)
 
 

@@ -32,6 +32,10 @@ class EighInfo(NamedTuple):
     message: str
 
 
+#: Dense matrices up to this size go to LAPACK whatever B is: repeated eigenvalues do not slow it down.
+SMALL = 2000
+
+
 def eigh(
     A: Any,
     B: Any = None,
@@ -91,7 +95,7 @@ def eigh(
     in_jax = any(isinstance(M, jax.Array | jsparse.BCOO | Matvec) for M in (A, B))
     if in_jax:
         w, V, method, message = _in_jax(A, B, k, which, tol, max_steps, random_state)
-    elif (isinstance(A, np.ndarray) and (B is None or isinstance(B, np.ndarray))) or 2 * k > d:
+    elif (isinstance(A, np.ndarray) and (B is None or isinstance(B, np.ndarray) or d <= SMALL)) or 2 * k > d:
         w, V, method, message = _by_lapack(A, B, k, which)
     else:
         w, V, method, message = _by_arpack(A, B, k, which, tol or 0.0, random_state)

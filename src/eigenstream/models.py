@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import optax
-import scipy.sparse
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
@@ -26,13 +25,13 @@ def save(estimator: Any, folder: Path, **more: Any) -> None:
     values: dict[str, Any] = {}
     estimator.solver_  # noqa: B018 - works out a solution that nobody has looked at yet
     for name, value in vars(estimator).items():
-        if name.startswith("_") or not name.endswith("_"):
+        if name.startswith("_") or not name.endswith("_") or name in ("solver_", "affinity_matrix_", "history_"):
             continue
         if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
             tensors[name] = np.ascontiguousarray(value)
         elif isinstance(value, list) and value and all(isinstance(item, np.ndarray) for item in value):
             tensors |= {f"{name}.{i}": np.ascontiguousarray(item) for i, item in enumerate(value)}
-        elif not scipy.sparse.issparse(value) and name not in ("solver_", "affinity_matrix_", "history_"):
+        else:
             values[name] = plain(value)
     config = {
         "format": FORMAT,
@@ -89,4 +88,4 @@ def _restored(value: Any) -> Any:
         return None
     settings = {name: _restored(item) for name, item in value["settings"].items()}
     # A schedule is code, which a model does not carry: only its name was kept, and the default stands in for it.
-    return kind(**{name: item for name, item in settings.items() if not isinstance(item, str)})
+    return kind(**{name: item for name, item in settings.items() if not isinstance(item, str | list)})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,41 +19,21 @@ import scipy.sparse
 
 #: The fewest rows worth a matrix product of their own.
 BLOCK_ROWS = 4096
-#: Numbers in a block: 16 MB of float32, enough to keep a product busy and few enough to stay near the processor.
-BLOCK_NUMBERS = 2**22
+#: Numbers in a block: 32 MB of float32, enough to keep a product busy.
+BLOCK_NUMBERS = 2**23
 
 
 def block_rows(d: int) -> int:
     """Rows of ``d`` features that are multiplied at a time; float32 sums over that many stay exact to rounding."""
-    return max(BLOCK_ROWS, min(2**14, BLOCK_NUMBERS // d))
+    return max(BLOCK_ROWS, min(2**15, BLOCK_NUMBERS // d))
 
 
-def blocks(batches: list[Any], labels: list[np.ndarray] | None = None) -> Iterator[tuple[Any, np.ndarray | None]]:
-    """Regroup rows and their labels into blocks of `block_rows` or a little more, each all sparse or all dense."""
-    pending: list[tuple[Any, np.ndarray | None]] = []
-    for batch, names in zip(batches, itertools.repeat(None) if labels is None else labels, strict=False):
-        n, most = batch.shape[0], block_rows(batch.shape[1])
-        count = max(1, n // most)
-        for start, stop in itertools.pairwise(n * i // count for i in range(count + 1)):
-            piece = batch[start:stop], None if names is None else names[start:stop]
-            full = sum(p.shape[0] for p, _ in pending) >= most
-            if pending and (full or scipy.sparse.issparse(piece[0]) != scipy.sparse.issparse(pending[0][0])):
-                yield _together(pending)
-                pending = []
-            pending.append(piece)
-    if pending:
-        yield _together(pending)
-
-
-def _together(pieces: list[tuple[Any, np.ndarray | None]]) -> tuple[Any, np.ndarray | None]:
-    labels = [names for _, names in pieces if names is not None]
-    return _joined([rows for rows, _ in pieces]), np.concatenate(labels) if labels else None
-
-
-def _joined(pieces: list[Any]) -> Any:
-    if scipy.sparse.issparse(pieces[0]):
-        return scipy.sparse.vstack(pieces, format="csr")
-    return np.concatenate(pieces) if len(pieces) > 1 else np.asarray(pieces[0])
+def blocks(parts: list[Any], labels: np.ndarray | None = None) -> Iterator[tuple[list[Any], np.ndarray | None]]:
+    """Rows, side by side in parts, and their labels in blocks of `block_rows` or a little more."""
+    n, d = parts[0].shape[0], sum(part.shape[1] for part in parts)
+    count = max(1, n // block_rows(d))
+    for start, stop in itertools.pairwise(n * i // count for i in range(count + 1)):
+        yield [part[start:stop] for part in parts], None if labels is None else labels[start:stop]
 
 
 class Moments(NamedTuple):
@@ -72,18 +53,21 @@ class Moments(NamedTuple):
     def n(self) -> float:
         return float(self.counts.sum())
 
-    def add(self, batches: list[Any], labels: list[np.ndarray] | None = None) -> Moments:
-        """These moments with more rows; each row belongs to the group its label names."""
+    def add(self, rows: Any, labels: np.ndarray | None = None) -> Moments:
+        """These moments with more rows: a matrix, sparse or dense, or a list of dense ones side by side.
+
+        Each row belongs to the group its label names.
+        """
         total = self
-        for block, group in blocks(batches, labels):
+        for block, group in blocks(rows if isinstance(rows, list) else [rows], labels):
             total = total._with_block(block, group)
         return total
 
-    def _with_block(self, x: Any, group: np.ndarray | None) -> Moments:
-        if scipy.sparse.issparse(x):
-            return self._merged(_sparse_moments(x, group, len(self.counts), self.pilot), self.pilot)
-        pilot = self.pilot if self.counts.any() else _pilot(x)
-        return self._merged(_dense_moments(x, group, len(self.counts), pilot, np.diag(self.scatter)), pilot)
+    def _with_block(self, parts: list[Any], group: np.ndarray | None) -> Moments:
+        if scipy.sparse.issparse(parts[0]):
+            return self._merged(_sparse_moments(parts[0], group, len(self.counts), self.pilot), self.pilot)
+        pilot = self.pilot if self.counts.any() else np.concatenate([_far_mean(x) for x in parts])
+        return self._merged(_dense_moments(parts, group, len(self.counts), pilot, np.diag(self.scatter)), pilot)
 
     def _merged(self, block: Block, pilot: np.ndarray) -> Moments:
         total = self.counts + block.counts
@@ -112,18 +96,19 @@ class Moments(NamedTuple):
         return (self.scatter + (means * self.counts[:, None]).T @ means) / self.n
 
 
-def _pilot(x: np.ndarray) -> np.ndarray:
+def _far_mean(x: np.ndarray) -> np.ndarray:
     """The first rows' mean; zero, which costs no subtraction, where every feature is within a deviation of it."""
     mean = x.mean(0, dtype=np.float64).astype(x.dtype).astype(np.float64)
     variance = np.einsum("ij,ij->j", x, x, dtype=np.float64) / len(x) - mean**2
     return np.zeros_like(mean) if (mean**2 <= variance).all() else mean
 
 
-def _group_means(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.ndarray, np.ndarray]:
+def _means(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Counts ``(g,)`` and means ``(g, d)`` of the groups of some rows."""
     if group is None:
         counts = np.array([x.shape[0]], np.float64)
         # As a product: NumPy's sum in another type than the rows' is slower than all the rest.
-        sums = np.asarray(np.ones((1, x.shape[0]), x.dtype) @ x).astype(np.float64)
+        sums = np.asarray(_ones(x.shape[0], x.dtype) @ x).astype(np.float64)
     else:
         n = len(group)
         counts = np.bincount(group, minlength=groups).astype(np.float64)
@@ -131,6 +116,11 @@ def _group_means(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.ndar
         sums = member @ x.astype(np.float64)
         sums = sums.toarray() if scipy.sparse.issparse(sums) else sums
     return counts, sums / np.maximum(counts, 1)[:, None]
+
+
+@lru_cache(maxsize=4)
+def _ones(n: int, dtype: np.dtype) -> np.ndarray:
+    return np.ones((1, n), dtype)
 
 
 class Block(NamedTuple):
@@ -144,7 +134,7 @@ class Block(NamedTuple):
 
 def _sparse_moments(x: Any, group: np.ndarray | None, groups: int, pilot: np.ndarray) -> Block:
     x = x.astype(np.float64)
-    counts, means = _group_means(x, group, groups)
+    counts, means = _means(x, group, groups)
     raw = (x.T @ x).toarray()
     scatter = raw - (means * counts[:, None]).T @ means
     # Sparse rows are not centred before they are multiplied, so what is left of a constant feature is rounding.
@@ -153,32 +143,51 @@ def _sparse_moments(x: Any, group: np.ndarray | None, groups: int, pilot: np.nda
     return Block(counts, means - pilot, scatter, np.zeros((0, x.shape[1])))
 
 
-def _dense_moments(x: np.ndarray, group: np.ndarray | None, groups: int, pilot: np.ndarray, known: np.ndarray) -> Block:
+def _dense_moments(
+    parts: list[np.ndarray], group: np.ndarray | None, groups: int, pilot: np.ndarray, known: np.ndarray
+) -> Block:
     """Moments of dense rows, multiplied in their own precision once centred; ``known``: the variation before them."""
-    near = _less(x, pilot.astype(x.dtype)) if pilot.any() else x
-    counts, means = _group_means(near, group, groups)
+    cuts = np.cumsum([x.shape[1] for x in parts])[:-1]
+    points = np.split(pilot, cuts)
+    near = [_less(x, point, i) if point.any() else x for i, (x, point) in enumerate(zip(parts, points, strict=True))]
+    both = [_means(x, group, groups) for x in near]
+    counts, means = both[0][0], np.concatenate([mean for _, mean in both], axis=1)
     if group is None:
-        product = near.T @ near
+        product = _product(near)
         offset = counts[0] * means[0] ** 2
         # Where the pilot is within a deviation of the block's mean, taking the mean off the product costs a bit or two
         # of the rows' precision and saves a second pass.
         if (2 * offset <= np.diag(product) + known).all():
-            return Block(counts, means, product.astype(np.float64), np.sqrt(counts)[:, None] * means)
-    rounded = means.astype(x.dtype)
-    deviations = near - (rounded if group is None else rounded[group])
+            return Block(counts, means, product, np.sqrt(counts)[:, None] * means)
+    rounded = [mean.astype(x.dtype) for x, mean in zip(parts, np.split(means, cuts, axis=1), strict=True)]
+    deviations = [x - (m if group is None else m[group]) for x, m in zip(near, rounded, strict=True)]
     # What rounding the means left in the deviations is taken off in float64.
-    rest = (means - rounded) * np.sqrt(counts)[:, None]
-    return Block(counts, means, (deviations.T @ deviations).astype(np.float64), rest)
+    rest = (means - np.concatenate(rounded, axis=1)) * np.sqrt(counts)[:, None]
+    return Block(counts, means, _product(deviations), rest)
+
+
+def _product(parts: list[np.ndarray]) -> np.ndarray:
+    """``XᵀX`` in float64 of rows whose columns lie in parts, without laying them side by side."""
+    if len(parts) == 1:
+        return (parts[0].T @ parts[0]).astype(np.float64)
+    ends = np.cumsum([0] + [x.shape[1] for x in parts])
+    spans = [slice(a, b) for a, b in itertools.pairwise(ends)]
+    out = np.empty((ends[-1], ends[-1]))
+    for i, (x, s) in enumerate(zip(parts, spans, strict=True)):
+        for y, t in zip(parts[i:], spans[i:], strict=True):
+            out[s, t] = x.T @ y
+            out[t, s] = out[s, t].T
+    return out
 
 
 _scratch = threading.local()
 
 
-def _less(x: np.ndarray, point: np.ndarray) -> np.ndarray:
+def _less(x: np.ndarray, point: np.ndarray, slot: int) -> np.ndarray:
     """``x - point`` in memory of this thread's that the next call writes over: fresh pages cost more than the rest."""
+    kept = vars(_scratch).setdefault("kept", {})
     needed = x.size * x.itemsize
-    memory = getattr(_scratch, "memory", None)
-    if memory is None or len(memory) < needed:
-        memory = _scratch.memory = np.empty(needed, np.uint8)
-    out = memory[:needed].view(x.dtype).reshape(x.shape)
-    return np.subtract(x, point, out=out)
+    if slot not in kept or len(kept[slot]) < needed:
+        kept[slot] = np.empty(needed, np.uint8)
+    out = kept[slot][:needed].view(x.dtype).reshape(x.shape)
+    return np.subtract(x, point.astype(x.dtype), out=out)

@@ -83,5 +83,5 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._mine:
+        if self._mine and self._before is not None:
             signal.signal(signal.SIGINT, self._before)

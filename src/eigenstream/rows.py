@@ -319,6 +319,19 @@ def dense_or_csr(batch: Tree) -> Any:
     return np.concatenate(flat, axis=1) if len(flat) > 1 else flat[0]
 
 
+#: Views of more leaves than this are laid side by side before they are multiplied.
+MOST_PARTS = 4
+
+
+def dense_parts(batch: Tree) -> Any:
+    """The views of a host batch as a list of dense ``(b, d)`` matrices, or as one matrix where that is better."""
+    leaves = jax.tree.leaves(batch, is_leaf=scipy.sparse.issparse)
+    alike = len({getattr(leaf, "dtype", None) for leaf in leaves}) == 1
+    if len(leaves) > MOST_PARTS or not alike or any(scipy.sparse.issparse(leaf) for leaf in leaves):
+        return dense_or_csr(batch)
+    return [_matrix(np.asarray(leaf)) for leaf in leaves]
+
+
 def covariance_view(C: np.ndarray, template: Tree) -> Tree:
     """A summed second moment of all features as a view shaped like ``template``."""
     items, structure = jax.tree.flatten(template)

@@ -34,8 +34,8 @@ log = logging.getLogger("eigenstream")
 
 #: Steps between two looks at a running solver: its progress, its residual and whether it failed.
 LOOK_EVERY = 50
-#: The last rows of a stream that are kept for those who ask.
-RECENT_ROWS = 4096
+#: The last rows of a stream that are kept for those who ask, and the most numbers in them.
+RECENT_ROWS, RECENT_NUMBERS = 4096, 2**25
 #: What a reader gives in place of a batch when there is none.
 END = object()
 
@@ -141,10 +141,6 @@ def solve(
     >>> es.metrics.subspace_error(game.V, exact.V) < 1e-2
     True
     """
-    if max_steps is not None and not (isinstance(max_steps, int | np.integer) and max_steps >= 1):
-        raise ValueError(f"max_steps={max_steps!r}: give a whole number of at least 1, or None")
-    if not (isinstance(max_epochs, int | np.integer) and max_epochs >= 1):
-        raise ValueError(f"max_epochs={max_epochs!r}: give a whole number of at least 1")
     run = Run(problem, k, solver, which=which, memory_budget=memory_budget, random_state=random_state)
     settings = {"problem": problem, "solver": solver, "k": k, "which": which, "random_state": random_state}
     settings |= {"max_epochs": max_epochs, "max_steps": max_steps, "tol": tol}
@@ -167,6 +163,7 @@ class Run:
         memory_budget: float = 4e9,
         random_state: int = 0,
         for_estimator: bool = False,
+        single_view: bool = False,
     ):
         if not isinstance(problem, Problem):
             raise ValueError(f"problem={problem!r}: give a problem, for instance es.problems.pca(), called")
@@ -181,7 +178,7 @@ class Run:
         self.problem, self.k, self.which = problem, None if k is None else int(k), which
         self.solver, self.budget, self.seed = solver, memory_budget, int(random_state)
         #: An estimator also needs the rows' means and, of a stream that cannot be read again, its last rows.
-        self.for_estimator = for_estimator
+        self.for_estimator, self.single_view = for_estimator, single_view
         self.engine: Any = None
         self.recent: list[Tree] = []
         self.history: list[dict[str, Any]] = []
@@ -196,14 +193,30 @@ class Run:
         most = self.problem.most_components(view_sizes(template))
         if self.k is not None and self.k > most:
             raise ValueError(
-                f"k={self.k} is too large: this problem has at most {most} components; give k of at most {most}"
+                f"k={self.k} is too large: this problem has at most {most} components; give k (n_components) of at "
+                f"most {most}"
             )
+        if self.single_view and isinstance(template, tuple | list) and len(template) > 1:
+            raise ValueError(f"a batch holds {len(template)} arrays, and this estimator takes one: give X alone")
         self.solver = chosen(self.solver, trees.size(template), self.problem, self.budget)
         self.template = template
+        self._kept_rows = 0
+        if self.for_estimator and not repeatable:
+            self.keep_recent()
         if isinstance(self.solver, Exact):
             self.engine = Solving(self.problem, self.solver, self.k, self.which, batch, repeatable)
         else:
             self.engine = Playing(self.problem, self.solver, self.k, self.which, batch, self.seed, self.for_estimator)
+
+    def go_on(self) -> None:
+        """Take up a run that had come to its end, with batches that are read once."""
+        self.stopped, self.converged, self.averaged = "", False, None
+        self.keep_recent()
+
+    def keep_recent(self) -> None:
+        """Keep the last rows of a streaming solver's from now on."""
+        if not isinstance(self.solver, Exact):
+            self._kept_rows = max(64, min(RECENT_ROWS, RECENT_NUMBERS // trees.size(self.template)))
 
     def prepare(self, raw: Tree) -> Tree | None:
         """Check a batch and bring it to where `step` wants it; None if it has to wait for more rows."""
@@ -213,9 +226,11 @@ class Run:
         if self.engine is None:
             self.begin(batch)
         self._check_shape(batch)
+        ready = self.engine.prepare(batch)
+        # Only what was not refused counts.
         self.n += rows.n_rows(batch)
         self._keep(batch)
-        return self.engine.prepare(batch)
+        return ready
 
     def step(self, batch: Tree | None) -> None:
         if batch is not None:
@@ -232,11 +247,11 @@ class Run:
             raise ValueError(f"the stream changed shape: its first rows were of shape {first}, these are of {now}")
 
     def _keep(self, batch: Tree) -> None:
-        if not self.for_estimator or isinstance(self.engine, Solving):
-            return
-        self.recent.append(batch)
-        while sum(map(rows.n_rows, self.recent[1:])) >= RECENT_ROWS:
-            del self.recent[0]
+        if self._kept_rows:
+            # A copy: a stream may use its memory again.
+            self.recent.append(rows.last(batch, self._kept_rows))
+            while sum(map(rows.n_rows, self.recent[1:])) >= self._kept_rows:
+                del self.recent[0]
 
     def look(self) -> dict[str, Any]:
         """What is known so far, appended to the history."""
@@ -249,9 +264,9 @@ class Run:
         """The eigenpairs so far."""
         if self.engine is None:
             raise ValueError("batches is empty: give at least one batch")
-        n = self.n // self.engine.passes if isinstance(self.engine, Solving) else self.n
+        n = self.engine.rows(self.n)
         least, k = self.engine.fewest_rows(), self.k or 1
-        if n < least:
+        if n < least or not self.engine.has_begun():
             raise ValueError(f"the stream held too few rows: at least {least} are needed")
         if self.problem.rank_of_rows and n < k:
             raise ValueError(f"the stream held {n} rows, fewer than k={k}: give more rows, or a smaller k")
@@ -285,10 +300,14 @@ class Run:
         place: Place | None = None,
     ) -> Result:
         """Read a stream to its end, or until there is a reason to stop, and give the result."""
-        if tol is not None and isinstance(self.solver, RSGPlus):
-            raise ValueError("tol: RSGPlus has no residual to stop on; give max_epochs or max_steps")
+        if max_steps is not None and not (isinstance(max_steps, int | np.integer) and max_steps >= 1):
+            raise ValueError(f"max_steps={max_steps!r}: give a whole number of at least 1, or None")
+        if not (isinstance(max_epochs, int | np.integer) and max_epochs >= 1):
+            raise ValueError(f"max_epochs={max_epochs!r}: give a whole number of at least 1")
         stream = Epochs(self.problem, batches, max_steps, LOOK_EVERY)
         self.begin(self.problem.accept(stream.head()), stream.repeatable)
+        if tol is not None and isinstance(self.solver, RSGPlus):
+            raise ValueError("tol: RSGPlus has no residual to stop on; give max_epochs or max_steps")
         exact = isinstance(self.engine, Solving)
         if exact:
             stream.in_large_batches()
@@ -306,12 +325,8 @@ class Run:
             with Bar(verbose, stream.length(1 if exact else max_epochs, max_steps)) as bar, Interrupts() as interrupts:
                 while True:
                     before, resumed = self.n, self.taken
-                    self._read(
-                        stream.epoch(self.epoch, self.taken, self._revisit, self.engine.fewest_rows()),
-                        interrupts,
-                        bar,
-                        watch,
-                    )
+                    epoch = stream.epoch(self.epoch, self.taken, self._revisit, self.engine.fewest_rows())
+                    self._read(epoch, interrupts, bar, watch)
                     if self.stopped or interrupts.asked or self.steps == max_steps:
                         break
                     if self.n == before and not resumed and not self.problem.noiseless:
@@ -322,12 +337,13 @@ class Run:
                         break
                     self.epoch, self.taken = self.epoch + 1, 0
             if interrupts.asked and not self.stopped:
-                self.stopped = f"interrupted after {self.n} rows: this is what was learned from them"
+                # Saved as a run that is to go on.
                 keeper.save()
+                self.stopped = f"interrupted after {self.n} rows: this is what was learned from them"
                 warnings.warn(self.stopped, stacklevel=3)
         finally:
             keeper.close()
-        if not self.stopped and tol is not None and not exact:
+        if not self.stopped and tol is not None and not exact and self.engine.has_begun():
             self.stopped = f"{self._how_far()} (tol={tol:g} was not reached)"
         return self.result()
 
@@ -345,9 +361,8 @@ class Run:
             waiting, batch = batch is None, None
             self.seconds = time.monotonic() - watch.started
             record = None
-            if not waiting and (
-                self.problem.noiseless or self.steps <= LOOK_EVERY // 10 or not self.steps % LOOK_EVERY
-            ):
+            early = self.problem.noiseless or self.steps <= LOOK_EVERY // 10
+            if not waiting and (early or self.steps % LOOK_EVERY == 0):
                 record = self.look()
                 watch.keeper.write(record)
                 self._judge(record, watch)
@@ -380,15 +395,16 @@ class Run:
     # What a checkpoint holds beside the solver's arrays.
 
     def values(self) -> dict[str, Any]:
-        names = ("n", "steps", "epoch", "taken", "seconds", "averaged", "history")
+        names = ("n", "steps", "epoch", "taken", "seconds", "averaged", "stopped", "converged")
         return {name: getattr(self, name) for name in names}
 
-    def restore(self, arrays: dict[int, np.ndarray], values: dict[str, Any]) -> None:
+    def restore(self, arrays: dict[int, np.ndarray], values: dict[str, Any], history: list[dict[str, Any]]) -> None:
         for name, value in values.items():
             setattr(self, name, value)
-        for record in self.history:
-            if "eigenvalues" in record:
-                record["eigenvalues"] = np.array(record["eigenvalues"])
+        self.history = [
+            {key: np.array(value) if key == "eigenvalues" else value for key, value in record.items()}
+            for record in history
+        ]
         self.engine.restore(arrays, self.epoch)
 
 

@@ -27,9 +27,9 @@ class Summary(NamedTuple):
     scatter: np.ndarray
 
     @classmethod
-    def empty(cls, template: Tree) -> Summary:
-        means = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape)), template)
-        return cls(np.zeros(1), means, np.zeros(()))
+    def empty(cls, template: Tree, groups: int = 1) -> Summary:
+        means = jax.tree.map(lambda leaf: np.zeros((groups, *leaf.shape)), template)
+        return cls(np.zeros(groups), means, np.zeros(()))
 
     @classmethod
     def of_moments(cls, moments: Moments, template: Tree) -> Summary:
@@ -51,6 +51,23 @@ class Summary(NamedTuple):
         between = n * b / (n + b) * sum(np.vdot(gap, gap) for gap in gaps)
         means = [m + b / (n + b) * gap for m, gap in zip(old, gaps, strict=True)]
         return Summary(self.counts + b, jax.tree.unflatten(structure, means), self.scatter + within + between)
+
+    def add_labelled(self, x: Tree, labels: np.ndarray) -> Summary:
+        """This summary with more rows, each of the group its label names; their scatter is not followed."""
+        member = np.zeros((len(self.counts), len(labels)))
+        member[labels, np.arange(len(labels))] = 1
+        arrived = member.sum(1)
+        counts = self.counts + arrived
+
+        def one(leaf: Any, mean: np.ndarray) -> np.ndarray:
+            sums = np.asarray(
+                member @ (leaf if scipy.sparse.issparse(leaf) else np.asarray(leaf).reshape(len(labels), -1))
+            )
+            gaps = sums - arrived[:, None] * mean.reshape(len(counts), -1)
+            return mean + (gaps / np.maximum(counts, 1)[:, None]).reshape(mean.shape)
+
+        means = jax.tree.map(one, x, self.means, is_leaf=scipy.sparse.issparse)
+        return Summary(counts, means, np.asarray(np.nan))
 
     def less(self, point: Tree | None) -> Summary:
         """The summary of the rows before ``point`` was taken off them."""

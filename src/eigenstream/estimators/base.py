@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ import scipy.sparse
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from eigenstream import models, trees
+from eigenstream import models, rows, trees
 from eigenstream.checkpoint import Place
 from eigenstream.engines import Playing
 from eigenstream.moments import BLOCK_ROWS
-from eigenstream.problems.base import Problem
+from eigenstream.problems.base import Problem, check_finite
 from eigenstream.run import Callback, Result, Run
 from eigenstream.solvers.exact import Exact
 from eigenstream.streams.batching import Batches
@@ -58,8 +58,10 @@ LEARNED = """solver_ : solver
         The looks at an iterative solver."""
 
 
+#: Rows that are measured after a run that stopped before its end: a variance to within a percent.
+STOPPED_ROWS = 2**15
 #: Attributes that tell of the input and not of the solution.
-INPUT = ("n_features_in_", "feature_names_in_", "classes_")
+INPUT = ("n_features_in_", "feature_names_in_", "classes_", "single_target_")
 
 
 def documented(cls: type) -> type:
@@ -85,6 +87,8 @@ class StreamEstimator(BaseEstimator):
     random_state: Any
     verbose: bool
     which: str = "largest"
+    #: Whether a batch is one array, and a pair of them a mistake.
+    _single_view = False
 
     # What an estimator adds.
 
@@ -129,6 +133,7 @@ class StreamEstimator(BaseEstimator):
 
         `eigenstream.load` reads it back. What `partial_fit` would go on from is not in it.
         """
+        check_is_fitted(self)
         models.save(self, Path(folder))
 
     # The glue.
@@ -157,6 +162,7 @@ class StreamEstimator(BaseEstimator):
             memory_budget=self.memory_budget,
             random_state=seed,
             for_estimator=True,
+            single_view=self._single_view,
         )
 
     def _batches(self, *views: Any) -> Batches:
@@ -173,8 +179,8 @@ class StreamEstimator(BaseEstimator):
             batches, self.max_epochs, tol=self.tol, verbose=self.verbose, callbacks=callbacks, place=place
         )
         self._run = run
-        once = batches is None or iter(batches) is batches
-        self._learn(result, run.recent if once else _in_blocks(batches, run))
+        once = batches is None or isinstance(batches, Iterator)
+        self._learn(result, run.recent if once else _to_measure(batches, run))
         return self
 
     def _take(self, batch: Tree) -> Any:
@@ -183,6 +189,8 @@ class StreamEstimator(BaseEstimator):
         if run is None:
             run = self._new_run(self._seed())
             run.begin(run.problem.accept(batch))
+        run.go_on()
+        check_finite(batch)
         for piece in _pieces(batch, BLOCK_ROWS if isinstance(run.solver, Exact) else self.batch_size):
             run.take(piece)
         self._run, self._stale = run, True
@@ -217,18 +225,20 @@ class StreamEstimator(BaseEstimator):
 
     def _checked(self, X: Any, reset: bool, fewest: int) -> Any:
         """At least ``fewest`` rows as scikit-learn checks them; whether they are finite is seen as they are read."""
+        if isinstance(X, str | Path):
+            raise ValueError(f"X is a path: files go to fit_stream(es.streams.batches({str(X)!r}))")
         options: dict[str, Any] = {"accept_sparse": "csr", "dtype": "numeric", "ensure_all_finite": False}
         return validate_data(self, X, reset=reset, ensure_min_samples=fewest, **options)
 
     def _checked_new(self, X: Any) -> Any:
         """Rows to apply a fitted model to."""
         X = validate_data(self, X, reset=False, accept_sparse="csr", dtype="numeric")
-        return X if X.dtype.kind == "f" else X.astype(np.float64)
+        return X if X.dtype in (np.float32, np.float64) else X.astype(np.float64)
 
 
 def projected(X: Any, W: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """``(X - mean) W`` in blocks of rows, without a centred copy of them all; sparse rows stay sparse."""
-    dtype = X.dtype if X.dtype.kind == "f" else np.float64
+    dtype = X.dtype if X.dtype in (np.float32, np.float64) else np.float64
     W, mean = W.astype(dtype), mean.astype(dtype)
     if scipy.sparse.issparse(X):
         return np.asarray(X @ W - mean @ W)
@@ -243,10 +253,17 @@ def flat(tree: Tree) -> np.ndarray:
     return np.ascontiguousarray(trees.columns(tree), np.float64)
 
 
-def _in_blocks(batches: Any, run: Run) -> Iterable[Tree]:
-    if isinstance(batches, Batches):
-        batches = batches.in_order(BLOCK_ROWS)
-    return map(run.problem.accept, batches)
+def _to_measure(batches: Any, run: Run) -> Iterator[Tree]:
+    """All rows once more in large blocks; of a run that stopped early, as many as tell enough."""
+    if run.stopped:
+        n = 0
+        for batch in map(run.problem.accept, batches):
+            yield batch
+            n += rows.n_rows(batch)
+            if n >= STOPPED_ROWS:
+                return
+    else:
+        yield from map(run.problem.accept, batches.in_order(BLOCK_ROWS) if isinstance(batches, Batches) else batches)
 
 
 def _pieces(batch: Tree, size: int) -> Iterable[Tree]:

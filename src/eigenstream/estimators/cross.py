@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 
 from eigenstream import problems
 from eigenstream.estimators.base import StreamEstimator, documented, projected
-from eigenstream.estimators.measure import correlations, measure, variances
+from eigenstream.estimators.measure import Measured, correlations, measure, variances
 from eigenstream.run import Result
 
 Tree = Any
@@ -41,7 +41,7 @@ class PairMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
     def fit_transform(self, X: Any, y: Any = None) -> Any:
         """Fit and project: both views if ``y`` has columns, ``X`` alone if it is a single target."""
         self.fit(X, y)
-        return self.transform(X) if self._vector else self.transform(X, y)
+        return self.transform(X) if self.single_target_ else self.transform(X, y)
 
     def _both(self, X: Any, y: Any, reset: bool, fewest: int) -> tuple[Any, Any]:
         if y is None:
@@ -58,7 +58,7 @@ class PairMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
             y, input_name="y", ensure_2d=False, accept_sparse="csr", dtype="numeric", ensure_all_finite=finite
         )
         if not finite:
-            self._vector = Y.ndim == 1
+            self.single_target_ = Y.ndim == 1
         Y = Y[:, None] if Y.ndim == 1 else Y
         if "y_mean_" in vars(self) and len(self.y_mean_) != Y.shape[1]:
             raise ValueError(f"y has {Y.shape[1]} columns, but the second view was fitted with {len(self.y_mean_)}")
@@ -73,10 +73,16 @@ class PairMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         self.intercept_ = self.y_mean_ - self.coef_ @ self.x_mean_
 
     def transform(self, X: Any, y: Any = None) -> Any:
-        """Scores of ``X``, or of both views if ``y`` is given."""
+        """Scores of ``X``, or of both views if ``y`` is given; of ``y`` alone if ``X`` is None."""
         check_is_fitted(self)
+        y_scores = None if y is None else projected(self._second(y), self.y_weights_, self.y_mean_)
+        if X is None and y_scores is not None:
+            return y_scores
         x_scores = projected(self._checked_new(X), self.x_weights_, self.x_mean_)
-        return x_scores if y is None else (x_scores, projected(self._second(y), self.y_weights_, self.y_mean_))
+        if y_scores is None:
+            return x_scores
+        check_consistent_length(x_scores, y_scores)
+        return x_scores, y_scores
 
     def inverse_transform(self, X: Any, y: Any = None) -> Any:
         """Rows from their scores by the loadings, the best linear reconstruction; of both views if ``y`` is given."""
@@ -90,7 +96,7 @@ class PairMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         """The second view from the first, by regression on its scores."""
         check_is_fitted(self)
         Y = projected(self._checked_new(X), self.coef_.T, self.x_mean_) + self.y_mean_
-        return Y[:, 0] if vars(self).get("_vector") else Y
+        return Y[:, 0] if vars(self).get("single_target_") else Y
 
     @property
     def _n_features_out(self) -> int:
@@ -102,6 +108,11 @@ class PairMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         tags.target_tags.required = True
         tags.target_tags.multi_output = True
         return tags
+
+
+def _slopes(measured: Measured, scale: np.ndarray) -> np.ndarray:
+    """(k, dy): the least-squares regression of the second view on the first one's scores, divided by ``scale``."""
+    return np.linalg.pinv(measured.within[0] / np.outer(scale, scale), hermitian=True) @ (measured.towards / scale).T
 
 
 @documented
@@ -128,6 +139,8 @@ class CCA(PairMixin, StreamEstimator):
     x_loadings_, y_loadings_ : (dx, k) and (dy, k) arrays
         Covariances of features with their own view's scores, which reconstruct the view.
     x_mean_, y_mean_ : arrays
+    single_target_ : bool
+        Whether ``y`` was a vector, and `predict` gives one.
     coef_, intercept_ : (dy, dx) and (dy,) arrays
         The regression behind `predict`.
     {learned}
@@ -182,8 +195,7 @@ class CCA(PairMixin, StreamEstimator):
         W = [w / s for w, s in zip(W, deviations, strict=True)]
         loadings = [load / s for load, s in zip(measured.loadings, deviations, strict=True)]
         self.correlations_ = np.clip(measured.across[0, 1] / np.prod(deviations, axis=0), -1, 1)
-        # With scores of unit variance that do not correlate, the slope on each is its covariance with y.
-        self._set(W, means, loadings, self.correlations_[:, None] * loadings[1].T)
+        self._set(W, means, loadings, _slopes(measured, deviations[0]))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The mean correlation of matching projections of these rows."""
@@ -214,6 +226,8 @@ class PLS(PairMixin, StreamEstimator):
     x_loadings_, y_loadings_ : (dx, k) and (dy, k) arrays
         The regression of each view on its scores, which reconstructs it.
     x_mean_, y_mean_ : arrays
+    single_target_ : bool
+        Whether ``y`` was a vector, and `predict` gives one.
     coef_, intercept_ : (dy, dx) and (dy,) arrays
         The regression behind `predict`.
     {learned}
@@ -266,8 +280,7 @@ class PLS(PairMixin, StreamEstimator):
         loadings = [
             (load / s) @ np.linalg.pinv(G) for load, s, G in zip(measured.loadings, lengths, within, strict=True)
         ]
-        # Y on the scores of X: their covariance is Cyx wx, which at the singular vectors is σ wy.
-        self._set(W, means, loadings, np.linalg.pinv(within[0]) @ (self.covariances_[:, None] * W[1].T))
+        self._set(W, means, loadings, _slopes(measured, lengths[0]))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """``R²`` of `predict`, the mean over the columns of ``y``."""

@@ -10,6 +10,7 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from eigenstream import problems
+from eigenstream.engines import Solving
 from eigenstream.estimators.base import StreamEstimator, documented, flat, projected
 from eigenstream.run import Result
 
@@ -81,6 +82,8 @@ class ICA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
+    _single_view = True
+
     def _problem(self) -> problems.Problem:
         return problems.ica(center=self.center, ridge=self.ridge)
 
@@ -90,7 +93,16 @@ class ICA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
         return self._fit_batches(self._batches(self._checked(X, True, 2)))
 
     def partial_fit(self, X: Any, y: Any = None) -> ICA:
-        """Learn from some more rows, one or many; centred, and past 128 features, only rows about zero can be."""
+        """Learn from some more rows, one or many.
+
+        Centred rows take up to 128 features this way, or 16 after `fit`; with ``center=False`` there is no limit.
+        """
+        engine = getattr(vars(self).get("_run"), "engine", None)
+        if isinstance(engine, Solving) and engine.passes > 1:
+            raise ValueError(
+                "fit took its moments about the mean of its own rows, which more rows would move: call partial_fit on "
+                "a new ICA, from the first rows on"
+            )
         return self._take(self._checked(X, "_run" not in vars(self), 1))
 
     def _publish(self, result: Result, again: Iterable[Tree]) -> None:

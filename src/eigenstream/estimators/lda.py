@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import log_expit, logsumexp
 from sklearn.base import ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
@@ -16,6 +16,7 @@ from eigenstream import problems
 from eigenstream.engines import Solving
 from eigenstream.estimators.base import StreamEstimator, documented, flat, projected
 from eigenstream.run import Callback, Result
+from eigenstream.solvers.exact import Exact
 from eigenstream.streams.batching import Batches
 
 Tree = Any
@@ -87,16 +88,22 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
         self.verbose = verbose
 
     def _problem(self) -> problems.Problem:
+        if self.priors is not None:
+            priors = np.asarray(self.priors, np.float64)
+            if priors.shape != self.classes_.shape or (priors < 0).any() or not np.isclose(priors.sum(), 1):
+                many = len(self.classes_)
+                raise ValueError(f"priors={self.priors!r}: give {many} numbers of at least 0 that add up to 1")
         return problems.lda(len(self.classes_), ridge=self.ridge)
 
     def _wanted(self) -> int | None:
         most = min(len(self.classes_) - 1, getattr(self, "n_features_in_", len(self.classes_)))
         if self.n_components is not None and not 1 <= self.n_components <= most:
             raise ValueError(
-                f"n_components={self.n_components!r}: {len(self.classes_)} classes of {self.n_features_in_} features "
-                f"have {most} discriminants; give a number from 1 to {most}, or None"
+                f"n_components={self.n_components!r}: there are {most} discriminants of {len(self.classes_)} classes; "
+                f"give a number from 1 to {most}, or None"
             )
-        return None if self.solver in ("auto", "exact") else self.n_components
+        exact = isinstance(self.solver, Exact) or self.solver in ("auto", "exact")
+        return None if exact else self.n_components
 
     def fit(self, X: Any, y: Any) -> LDA:
         """Learn from rows ``X`` and their classes ``y``."""
@@ -148,7 +155,7 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
         if isinstance(batches, Batches):
             labels = np.concatenate([self._numbered(y) for y in _labels_in(batches)])
             numbered = Batches((batches.sources[0], labels), batches.batch_size, batches.shuffle, batches.random_state)
-        elif iter(batches) is batches:
+        elif isinstance(batches, Iterator):
             numbered = iter(numbered)
         return self._fit_batches(numbered, self._place(folder, resume, checkpoint_every), callbacks)
 
@@ -180,12 +187,10 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
         k = W.shape[1] if self.n_components is None or not exact else min(self.n_components, W.shape[1])
         self.n_features_in_, self.n_components_ = W.shape[0], k
         self.priors_ = counts / counts.sum() if self.priors is None else np.asarray(self.priors, np.float64)
-        if self.priors_.shape != counts.shape or (self.priors_ < 0).any() or not np.isclose(self.priors_.sum(), 1):
-            raise ValueError(f"priors={self.priors!r}: give {len(counts)} numbers of at least 0 that add up to 1")
         self.means_, self.xbar_, self.scalings_ = means, self.priors_ @ means, W[:, :k]
         between = np.maximum(self.eigenvalues_, 0)
         self.explained_variance_ratio_ = between[:k] / between.sum() if between.sum() > 0 else np.zeros(k)
-        self.eigenvalues_ = self.eigenvalues_[:k]
+        self.eigenvalues_, self.residuals_ = self.eigenvalues_[:k], self.residuals_[:k]
         centres = (means - self.xbar_) @ W
         with np.errstate(divide="ignore"):
             offset = np.log(self.priors_) - 0.5 * (centres**2).sum(1)
@@ -219,7 +224,8 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """The logarithms of `predict_proba`."""
         values = self.decision_function(X)
-        values = np.c_[np.zeros_like(values), values] if values.ndim == 1 else values
+        if values.ndim == 1:
+            return np.c_[log_expit(-values), log_expit(values)]
         return values - logsumexp(values, axis=1, keepdims=True)
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -250,7 +256,7 @@ def _labels_in(batches: Batches) -> Iterable[np.ndarray]:
 def _classes_of(batches: Any) -> np.ndarray:
     if isinstance(batches, Batches):
         labels = _labels_in(batches)
-    elif iter(batches) is batches:
+    elif isinstance(batches, Iterator):
         raise ValueError("classes must be given for a stream that can be read once only: all that occur in it")
     else:
         labels = (np.asarray(y).ravel() for _, y in batches)

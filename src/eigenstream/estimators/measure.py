@@ -23,8 +23,10 @@ class Measured(NamedTuple):
     across: np.ndarray
     #: (views, k, k): covariances of the scores within each view.
     within: np.ndarray
-    #: One ``(d, k)`` array a view: the covariances of features and scores.
+    #: One ``(d, k)`` array a view: the covariances of its features and scores.
     loadings: list[np.ndarray]
+    #: (d, k): the covariances of the last view's features and the first view's scores.
+    towards: np.ndarray
 
 
 def measured_from_covariance(C: np.ndarray, W: list[np.ndarray]) -> Measured:
@@ -34,13 +36,14 @@ def measured_from_covariance(C: np.ndarray, W: list[np.ndarray]) -> Measured:
     named = list(zip(W, parts, strict=True))
     across = np.array([[np.einsum("ik,ik->k", w, C[p, q] @ u) for u, q in named] for w, p in named])
     loadings = [C[p, p] @ w for w, p in named]
-    return Measured(across, np.array([w.T @ load for w, load in zip(W, loadings, strict=True)]), loadings)
+    within = np.array([w.T @ load for w, load in zip(W, loadings, strict=True)])
+    return Measured(across, within, loadings, C[parts[-1], parts[0]] @ W[0])
 
 
 def measured_from_rows(batches: Iterable[Tree], W: list[np.ndarray], means: list[np.ndarray], dof: int) -> Measured:
     """From the rows themselves, read once; ``dof`` is 1 where their mean was estimated."""
     n, m, k = 0, len(W), W[0].shape[1]
-    total, loadings = np.zeros((m * k, m * k)), [np.zeros_like(w) for w in W]
+    total, loadings, towards = np.zeros((m * k, m * k)), [np.zeros_like(w) for w in W], np.zeros_like(W[-1])
     for batch in batches:
         views = [rows.dense_or_csr(view) for view in batch]
         scores = [projected(x, w, mean).astype(np.float64) for x, w, mean in zip(views, W, means, strict=True)]
@@ -48,10 +51,19 @@ def measured_from_rows(batches: Iterable[Tree], W: list[np.ndarray], means: list
         side_by_side = np.hstack(scores)
         total += side_by_side.T @ side_by_side
         for load, x, mean, T in zip(loadings, views, means, scores, strict=True):
-            load += np.asarray(x.T @ T.astype(x.dtype)) - np.outer(mean, T.sum(0))
-    blocks = total.reshape(m, k, m, k) / max(n - dof, 1)
+            load += _covary(x, mean, T)
+        towards += _covary(views[-1], means[-1], scores[0])
+    if n <= dof:
+        raise ValueError("no rows to measure the components on: give the model more of them")
+    blocks = total.reshape(m, k, m, k) / (n - dof)
     within = np.array([blocks[i, :, i] for i in range(m)])
-    return Measured(np.einsum("ikjk->ijk", blocks), within, [load / max(n - dof, 1) for load in loadings])
+    loadings = [load / (n - dof) for load in loadings]
+    return Measured(np.einsum("ikjk->ijk", blocks), within, loadings, towards / (n - dof))
+
+
+def _covary(x: Any, mean: np.ndarray, T: np.ndarray) -> np.ndarray:
+    """``(X - mean)ᵀ T``; sparse rows stay sparse."""
+    return np.asarray(x.T @ T.astype(x.dtype)) - np.outer(mean, T.sum(0))
 
 
 def measure(

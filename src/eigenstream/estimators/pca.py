@@ -81,6 +81,8 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
+    _single_view = True
+
     def _problem(self) -> problems.Problem:
         return problems.pca(center=self.center)
 
@@ -148,13 +150,14 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
         X = self._checked_new(X)
         Z = projected(X, self.components_.T, self.mean_)
         d, k = self.n_features_in_, self.n_components_
-        variances = np.maximum(self.explained_variance_, self.noise_variance_)
-        with np.errstate(divide="ignore"):
-            value = d * np.log(2 * np.pi) + np.log(variances).sum() + (Z**2 / variances).sum(1)
-            if k < d:
-                centred = (X.toarray() if hasattr(X, "toarray") else X) - self.mean_
-                outside = np.maximum((centred**2).sum(1) - (Z**2).sum(1), 0)
-                value = value + (d - k) * np.log(self.noise_variance_) + outside / self.noise_variance_
+        # A model without noise gives rows outside its components next to no chance, rather than none at all.
+        noise = max(self.noise_variance_, np.finfo(np.float64).eps * float(self.explained_variance_.max()))
+        variances = np.maximum(self.explained_variance_, noise)
+        value = d * np.log(2 * np.pi) + np.log(variances).sum() + (Z**2 / variances).sum(1)
+        if k < d:
+            centred = (X.toarray() if hasattr(X, "toarray") else X) - self.mean_
+            outside = np.maximum((centred**2).sum(1) - (Z**2).sum(1), 0)
+            value = value + (d - k) * np.log(noise) + outside / noise
         return -0.5 * value
 
     def score(self, X: Any, y: Any = None) -> float:

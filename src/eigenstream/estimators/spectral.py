@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,6 @@ class GraphMixin:
         self._forget()
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
         self.affinity_matrix_ = self._affinity(X)
-        nodes = self.affinity_matrix_.shape[0]
-        if self._wanted() is None and 6 * 8 * nodes**2 > self.memory_budget:
-            raise ValueError(
-                f"n_components=None: all components of {nodes} nodes do not fit memory_budget; give a number"
-            )
         return self._posing(problems.laplacian(self.affinity_matrix_, ridge=self.ridge), None)
 
     def fit_stream(
@@ -71,13 +67,18 @@ class GraphMixin:
         """
         self._forget()
         if n_nodes is None:
-            if iter(batches) is batches:
+            if isinstance(batches, Iterator):
                 raise ValueError("n_nodes must be given for a stream that can be read once only")
             n_nodes = 1 + max((max(np.max(i), np.max(j)) for i, j, *_ in batches), default=-1)
         problem = problems.laplacian(n_nodes=int(n_nodes), ridge=self.ridge)
         return self._posing(problem, batches, self._place(folder, resume, checkpoint_every), callbacks)
 
-    def _posing(self, problem: problems.Problem, batches: Any, *options: Any) -> Any:
+    def _posing(self, problem: Any, batches: Any, *options: Any) -> Any:
+        nodes = problem.A.shape[0] if batches is None else problem.n_nodes
+        if self._wanted() is None and 6 * 8 * nodes**2 > self.memory_budget:
+            raise ValueError(
+                f"n_components=None: all components of {nodes} nodes do not fit memory_budget; give a number"
+            )
         self._posed = problem
         try:
             return self._fit_batches(batches, *options)
@@ -90,6 +91,8 @@ class GraphMixin:
         return self._posed
 
     def _affinity(self, X: Any) -> Any:
+        if X.shape[0] == X.shape[1] and self.affinity != "precomputed":
+            warnings.warn('X is square: if it is a graph, give affinity="precomputed"', stacklevel=3)
         if self.affinity == "precomputed":
             if X.shape[0] != X.shape[1]:
                 raise ValueError(f'affinity="precomputed", but X has shape {X.shape}: give a square symmetric matrix')

@@ -137,8 +137,8 @@ class ViewStatistics:
     template: Tree
     moments: Moments
 
-    def add(self, batches: list[Tree]) -> ViewStatistics:
-        return replace(self, moments=self.moments.add([rows.dense_or_csr(b) for b in batches]))
+    def add(self, batch: Tree) -> ViewStatistics:
+        return replace(self, moments=self.moments.add(rows.dense_parts(batch)))
 
     def again(self) -> None:
         """One pass is enough."""
@@ -256,7 +256,8 @@ def check_finite(batch: Tree) -> None:
         # The sum is finite if all are, and costs less than asking each.
         if isinstance(values, np.ndarray) and not np.isfinite(values.sum()) and not np.isfinite(values).all():
             name = f"batch{jax.tree_util.keystr(path)}"
-            raise ValueError(f"{name} holds NaN or infinity: drop or impute those rows before they are streamed")
+            where = "" if scipy.sparse.issparse(x) else f", first in its row {np.argwhere(~np.isfinite(x))[0][0]}"
+            raise ValueError(f"{name} holds NaN or infinity{where}: drop or impute those rows before they are streamed")
 
 
 def _leaves_with_path(batch: Tree) -> list[Any]:

@@ -101,8 +101,8 @@ class EdgeStatistics:
         n = self.problem.n_nodes
         return scipy.sparse.csr_matrix((self.data, self.indices, self.indptr), shape=(n, n))
 
-    def add(self, batches: list[Tree]) -> EdgeStatistics:
-        i, j, w = (np.concatenate(column) for column in zip(*batches, strict=True))
+    def add(self, batch: Tree) -> EdgeStatistics:
+        i, j, w = batch
         n = self.problem.n_nodes
         W = self.adjacency() + scipy.sparse.coo_matrix((w.astype(np.float64), (i, j)), shape=(n, n)).tocsr()
         return EdgeStatistics(self.problem, W.data, W.indices, W.indptr, self.count + len(i))
@@ -128,5 +128,7 @@ def laplacian_pair(W: Any, normalized: bool, ridge: float) -> Operands:
     degrees = degrees + ridge * degrees.mean()
     if not (degrees > 0).all():
         lonely = np.flatnonzero(degrees <= 0)[:5].tolist()
-        raise ValueError(f"nodes {lonely} have no edges, so B is singular: drop them, or give a ridge")
+        raise ValueError(
+            f"nodes {lonely} have no edges, so B is singular: number nodes from 0, drop them, or give a ridge"
+        )
     return Operands(L, scipy.sparse.diags_array(degrees).tocsr() if normalized or ridge else None)

@@ -18,6 +18,8 @@ Tree = Any
 
 #: Largest dimension whose third-moment tensor (16 MB at 128) a single centred pass keeps.
 SINGLE_PASS_DIMENSION = 128
+#: Largest dimension whose third moments are quicker to sum than the rows are to read twice.
+CHEAP_DIMENSION = 16
 
 
 class Fourth(NamedTuple):
@@ -70,7 +72,8 @@ class ICA(Problem):
         d = trees.size(template)
         if not self.center:
             return FourthStatistics.about(np.zeros(d), template)
-        if repeatable:
+        # Third moments cost n d³ but leave nothing fixed, so that more rows can always be added.
+        if repeatable and d > CHEAP_DIMENSION:
             return MeanFirst(template, np.zeros(d), 0)
         if d > SINGLE_PASS_DIMENSION:
             raise ValueError(
@@ -96,9 +99,9 @@ class FourthStatistics:
         d = len(mean)
         return cls(template, mean, 0, np.zeros((d, d)), np.zeros((d, d)))
 
-    def add(self, batches: list[Tree]) -> FourthStatistics:
+    def add(self, batch: Tree) -> FourthStatistics:
         n, second, fourth = self.n, self.second, self.fourth
-        for x in dense_blocks(batches):
+        for x in dense_blocks(batch):
             x = x - self.mean.astype(x.dtype)
             weighted = x * np.sqrt((x * x).sum(1, keepdims=True))
             n += len(x)
@@ -126,9 +129,9 @@ class MeanFirst:
     mean: np.ndarray
     n: int
 
-    def add(self, batches: list[Tree]) -> MeanFirst:
-        sums = sum(np.asarray(rows.dense_or_csr(b).sum(0, dtype=np.float64)).ravel() for b in batches)
-        count = sum(rows.n_rows(b) for b in batches)
+    def add(self, batch: Tree) -> MeanFirst:
+        sums = np.asarray(rows.dense_or_csr(batch).sum(0, dtype=np.float64)).ravel()
+        count = rows.n_rows(batch)
         return replace(self, n=self.n + count, mean=self.mean + (sums - count * self.mean) / (self.n + count))
 
     def again(self) -> FourthStatistics:
@@ -157,9 +160,9 @@ class ThirdStatistics:
         d = trees.size(template)
         return cls(template, 0, np.zeros(d), np.zeros(d), np.zeros((d, d)), np.zeros((d, d, d)), np.zeros((d, d)))
 
-    def add(self, batches: list[Tree]) -> ThirdStatistics:
+    def add(self, batch: Tree) -> ThirdStatistics:
         n, pilot, first, second, third, fourth = self.n, self.pilot, self.first, self.second, self.third, self.fourth
-        for x in dense_blocks(batches):
+        for x in dense_blocks(batch):
             pilot = pilot if n else x.mean(0, dtype=np.float64)
             z = x - pilot
             d = z.shape[1]
@@ -189,6 +192,6 @@ class ThirdStatistics:
         return Fourth([fourth], second, second)
 
 
-def dense_blocks(batches: list[Tree]) -> Any:
-    for block, _ in blocks([rows.dense_or_csr(b) for b in batches]):
+def dense_blocks(batch: Tree) -> Any:
+    for (block,), _ in blocks([rows.dense_or_csr(batch)]):
         yield block if isinstance(block, np.ndarray) else block.toarray()

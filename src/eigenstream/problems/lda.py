@@ -132,9 +132,9 @@ class ClassStatistics:
     template: Tree
     moments: Moments
 
-    def add(self, batches: list[Tree]) -> ClassStatistics:
-        matrices, labels = [rows.dense_or_csr(x) for x, _ in batches], [y for _, y in batches]
-        return replace(self, moments=self.moments.add(matrices, labels))
+    def add(self, batch: Tree) -> ClassStatistics:
+        x, labels = batch
+        return replace(self, moments=self.moments.add(rows.dense_or_csr(x), labels))
 
     def again(self) -> None:
         """One pass is enough."""

@@ -109,7 +109,7 @@ class MatrixStatistics:
     def __init__(self, problem: Matrices):
         self.problem = problem
 
-    def add(self, batches: list[Tree]) -> MatrixStatistics:
+    def add(self, batch: Tree) -> MatrixStatistics:
         return self
 
     def again(self) -> None:

@@ -57,7 +57,7 @@ class Exact:
         epsilon = max([state.epsilon, *(float(np.finfo(dtype).eps) for dtype in floats)])
         # Rows that are not finite are named below rather than warned of.
         with np.errstate(invalid="ignore", over="ignore"):
-            statistics = state.statistics.add([batch])
+            statistics = state.statistics.add(batch)
         # A row that is not finite shows on the diagonals.
         small = [np.diagonal(x) if np.ndim(x) == 2 else x for x in jax.tree.leaves(statistics) if np.ndim(x) <= 2]
         if not all(np.isfinite(x).all() for x in small):
@@ -94,6 +94,11 @@ class Exact:
             cutoff = state.epsilon * (np.sqrt(d) if coarse else d)
             solved = solve_dense((A + A.T) / 2, B, state.k or d, which, cutoff, view_sizes(state.template))
             most = problem.most_components(solved.ranks)
+            if most < 1:
+                raise ValueError(
+                    f"there are no components: B has ranks {solved.ranks} (constant columns, or too few rows); give "
+                    "more rows, columns that vary, or a ridge"
+                )
             if state.k is None:
                 solved = solved.first(min(most, n) if problem.rank_of_rows else most)
             elif state.k > most:

@@ -102,6 +102,8 @@ class Batches:
         lengths = [source.shape[0] for source in self.sources]
         if len(set(lengths)) != 1:
             raise ValueError(f"the sources have {lengths} rows: row r of each must be the same sample")
+        if not lengths[0]:
+            raise ValueError("the sources have no rows: give at least one")
         if not (isinstance(self.batch_size, int | np.integer) and self.batch_size >= 1):
             raise ValueError(f"batch_size={self.batch_size!r}: give a whole number of at least 1")
 
@@ -119,6 +121,10 @@ class Batches:
 
     def __iter__(self) -> Iterator[Tree]:
         return self.epoch(0)
+
+    def head(self) -> Tree:
+        """The first rows as they lie, read here and now."""
+        return self.form(tuple(source[: min(self.batch_size, self.n_rows)] for source in self.sources))
 
     def in_order(self, batch_size: int) -> Batches:
         """The same rows as they lie, in batches of another size."""
@@ -228,8 +234,10 @@ class prefetch:
     """
 
     def __init__(self, items: Iterable[Any], ahead: int = AHEAD):
-        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
         self._stop = threading.Event()
+        if ahead < 1:
+            raise ValueError(f"ahead={ahead!r}: give a whole number of at least 1")
+        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
         self._ended = False
         # The thread knows the queue but not this object, so that letting go of it ends the thread.
         arguments = (iter(items), self._queue, self._stop)

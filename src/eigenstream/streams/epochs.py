@@ -38,7 +38,7 @@ class Epochs:
         if self.needless:
             return None
         if isinstance(self.source, Batches):
-            return next(iter(self.source.in_order(self.source.batch_size)))
+            return self.source.head()
         assert self._opened is not None
         heads = list(itertools.islice(self._opened, 1))
         if not heads:
@@ -55,9 +55,11 @@ class Epochs:
         """Steps to the end, where that is known."""
         if self.needless:
             return sum(self.source)
-        if not hasattr(self.source, "__len__"):
+        try:
+            total = len(self.source) * max_epochs
+        except TypeError:
+            # No length, or that of a loader whose data set has none.
             return max_steps
-        total = len(self.source) * max_epochs
         return total if max_steps is None else min(total, max_steps)
 
     def epoch(self, number: int, taken: int, revisit: Callable[[Tree], None], least: int) -> Iterator[Tree]:

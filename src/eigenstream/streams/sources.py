@@ -6,6 +6,7 @@ import importlib
 import io
 import mmap
 import tempfile
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -189,18 +190,23 @@ class Table:
             raise ValueError(f"{file}: column {text[0]!r} does not hold numbers; name those to take, {file}::a,b")
         self._bounds = np.cumsum([0, *sizes])
         self._kept: tuple[int, np.ndarray] | None = None
+        # Arrow's readers are for one thread at a time.
+        self._lock = threading.Lock()
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(self.shape[0])
         groups = range(np.searchsorted(self._bounds, start, "right") - 1, np.searchsorted(self._bounds, stop, "left"))
-        pieces = [self._decoded(i)[max(start - self._bounds[i], 0) : stop - self._bounds[i]] for i in groups]
+        with self._lock:
+            pieces = [self._decoded(i)[max(start - self._bounds[i], 0) : stop - self._bounds[i]] for i in groups]
         return np.concatenate(pieces) if len(pieces) != 1 else pieces[0]
 
     def _decoded(self, i: int) -> np.ndarray:
         if self._kept is None or self._kept[0] != i:
             self._kept = None
             columns = [column.combine_chunks() if hasattr(column, "chunks") else column for column in self._columns(i)]
-            if len(columns) == 1 and self.shape[1] > 1:
+            if len(columns) == 1 and hasattr(columns[0], "flatten") and getattr(columns[0].type, "list_size", 0) > 0:
+                if columns[0].null_count:
+                    raise ValueError(f"column {self.columns[0]!r} has rows without a list: drop or fill them")
                 matrix = columns[0].flatten().to_numpy(zero_copy_only=False).reshape(-1, self.shape[1])
             else:
                 matrix = np.column_stack([column.to_numpy(zero_copy_only=False) for column in columns])
@@ -216,6 +222,14 @@ class Table:
 def _is_number(kind: Any) -> bool:
     types = _needs("pyarrow.types")
     return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+
+
+def _is_float(item: str) -> bool:
+    try:
+        float(item)
+    except ValueError:
+        return False
+    return True
 
 
 class Text:
@@ -240,15 +254,18 @@ class Text:
         self.shape = (n, width)
 
     def _first_row(self, raw: Any) -> int:
+        header = False
         while line := raw.readline():
             text = line.decode(errors="replace").strip()
             self.delimiter = next((mark for mark in ",;\t" if mark in text), None)
-            if text and text[0] not in "#%":
-                try:
-                    [float(item) for item in text.split(self.delimiter)]
-                except ValueError:
-                    continue
+            if not text or text[0] in "#%":
+                continue
+            numbers = [_is_float(item) for item in text.split(self.delimiter)]
+            if all(numbers):
                 return raw.tell() - len(line)
+            if header or any(numbers):
+                raise ValueError(f"{self.file}: {text[:60]!r} is neither a header nor a row of numbers; fill its gaps")
+            header = True
         raise ValueError(f"{self.file} holds no row of numbers: give lines such as '0.5 1.25', after a header if any")
 
     def _parsed(self, i: int) -> np.ndarray:

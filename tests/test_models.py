@@ -1,0 +1,80 @@
+"""Models as files: what is written comes back, and nothing in them runs."""
+
+import json
+
+import numpy as np
+import optax
+import pytest
+from sklearn.exceptions import NotFittedError
+
+import eigenstream as es
+
+rng = np.random.default_rng(0)
+LATENT = rng.normal(size=(300, 2))
+X = np.c_[LATENT, rng.normal(size=(300, 3))]
+Y = np.c_[LATENT + rng.normal(size=(300, 2)), rng.normal(size=(300, 2))]
+NAMES = np.where(LATENT[:, 0] > 0, "up", "down")
+GRAPH = np.kron(np.eye(2), np.ones((5, 5))) + 0.1
+
+MODELS = {
+    "PCA": lambda: es.PCA(n_components=2, whiten=True).fit(X),
+    "CCA": lambda: es.CCA(ridge=0.1).fit(X, Y),
+    "CCA of a target": lambda: es.CCA().fit(X, Y[:, 0]),
+    "PLS": lambda: es.PLS().fit(X, Y),
+    "LDA": lambda: es.LDA().fit(X, NAMES),
+    "ICA": lambda: es.ICA().fit(X),
+    "MultiviewCCA": lambda: es.MultiviewCCA(n_components=2).fit([X, Y, X]),
+    "SpectralEmbedding": lambda: es.SpectralEmbedding(2, affinity="precomputed").fit(GRAPH),
+    "SpectralClustering": lambda: es.SpectralClustering(2, affinity="precomputed").fit(GRAPH),
+    "a game": lambda: es.PCA(n_components=1, solver=es.solvers.Paper(learning_rate=0.1, optimizer=optax.adam)).fit(X),
+    "after partial_fit": lambda: es.PCA().partial_fit(X[:100]).partial_fit(X[100:]),
+}
+
+
+def answers(model):
+    """Everything that the model says of the rows it was made from."""
+    rows = [X, Y, X] if isinstance(model, es.MultiviewCCA) else X
+    found = [getattr(model, name)(rows) for name in ("transform", "predict", "predict_proba") if hasattr(model, name)]
+    return [np.asarray(part) for item in found for part in (item if isinstance(item, list) else [item])]
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_model_comes_back_as_it_was(case, tmp_path):
+    model = MODELS[case]()
+    wanted = answers(model)
+    model.save(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    again = es.load(tmp_path)
+    assert type(again) is type(model)
+    assert again.get_params() == model.get_params()
+    assert again.solver_ == model.solver_
+    for a, b in zip(wanted, answers(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+    kept = {name for name in vars(model) if name.endswith("_") and name not in ("history_", "affinity_matrix_")}
+    for name in kept - {"solver_"}:
+        np.testing.assert_equal(getattr(again, name), getattr(model, name), err_msg=name)
+    if hasattr(again, "partial_fit") and case.startswith(("PCA", "ICA")):
+        assert again.partial_fit(X).n_samples_seen_ == 300
+
+
+def test_a_schedule_is_kept_by_name_only(tmp_path):
+    rate = es.solvers.warmup_harmonic(base=0.1, final=0.01, warmup=2, total=10)
+    es.PCA(n_components=1, solver=es.solvers.Paper(learning_rate=rate)).fit(X).save(tmp_path)
+    assert es.load(tmp_path).solver == es.solvers.Paper()
+
+
+def test_files_of_another_kind_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no finished model"):
+        es.load(tmp_path)
+    es.PCA().fit(X).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for change in ({"estimator": "os.system"}, {"format": 99}):
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ValueError, match="not a model of this version"):
+            es.load(tmp_path)
+
+
+def test_an_unfitted_model_is_not_saved(tmp_path):
+    with pytest.raises(NotFittedError):
+        es.PCA().save(tmp_path)
+    assert not list(tmp_path.iterdir())
