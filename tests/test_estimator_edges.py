@@ -155,7 +155,7 @@ def test_rows_with_gaps_in_files_are_not_lost(tmp_path):
             es.streams.open_source(tmp_path / "x.csv")
     lists = pyarrow.array([[1.0, 2.0], None, [5.0, 6.0]], pyarrow.list_(pyarrow.float64(), 2))
     pyarrow.parquet.write_table(pyarrow.table({"row": lists}), tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match="rows without a list"):
+    with pytest.raises(ValueError, match=r"rows without a list|Expected all lists"):
         es.streams.open_source(tmp_path / "x.parquet")[:3]
 
 

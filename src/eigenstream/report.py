@@ -57,6 +57,7 @@ def _spectrum(estimator: Any, records: list[dict[str, Any]], path: Path) -> None
     values = estimator.eigenvalues_
     axes[0].plot(np.arange(1, len(values) + 1), values, "o-", markersize=3)
     axes[0].set(xlabel="component", ylabel="eigenvalue", title="Spectrum")
+    axes[0].xaxis.get_major_locator().set_params(integer=True)
     if records:
         samples = [record["rows"] for record in records]
         curves = np.array([record["eigenvalues"] for record in records])
