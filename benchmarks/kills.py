@@ -1,6 +1,6 @@
 """SIGKILL at random moments of a run, resume, compare bits.
 
-    python benchmarks/kills.py [--kills 20]
+    python benchmarks/kills.py [--kills 10]        # of each of two solvers
 
 Writes docs/results/kills.json and docs/results/kills.md. Every run is a process of the command line; a kill may come
 while Python still starts, between checkpoints, in the midst of one, or after the end.
@@ -60,17 +60,18 @@ def experiment(folder: Path, solver: str, kills: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=10)
     kills = parser.parse_args().kills
     found = []
     for solver in ("paper", "exact"):
         with tempfile.TemporaryDirectory() as folder:
             found.append(experiment(Path(folder), solver, kills))
     lines = [
-        f"# {kills} kills of a run",
+        f"# {2 * kills} kills and resumes",
         "",
-        "`python benchmarks/kills.py`: `eigenstream fit cca` in a process of its own, SIGKILL at a moment drawn evenly",
-        "from the time a run takes, the same command with `--resume`, and `model.safetensors` compared byte for byte.",
+        f"`python benchmarks/kills.py --kills {kills}`: `eigenstream fit cca` in a process of its own,",
+        "SIGKILL at a moment drawn evenly from the time a run takes, the same command with `--resume`, and",
+        "`model.safetensors` compared byte for byte.",
         "",
         "| solver | seconds a run takes | kills | before a checkpoint | after one | after the end | same bits |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
