@@ -489,6 +489,20 @@ def test_spectral_clustering_finds_planted_blocks():
     assert wrong(weighted.labels_, truth) == 0
 
 
+def test_a_streaming_solver_finds_planted_blocks_in_a_stream_of_edges():
+    graph, truth = block_model([30, 30], 0.5, 0.02)
+    i, j = np.nonzero(np.triu(graph))
+    stream = es.streams.edges(np.c_[i, j], batch_size=100)
+    solver = es.solvers.Paper(learning_rate=50.0, averaging=0.1)
+    for make in (
+        es.SpectralClustering(2, solver=solver, max_epochs=60),
+        es.SpectralEmbedding(1, solver=solver, max_epochs=60),
+    ):
+        model = make.fit_stream(stream)
+        sides = getattr(model, "labels_", (model.embedding_[:, -1] > 0).astype(int))
+        assert wrong(sides, truth) <= 2
+
+
 #: Zachary's karate club (1977): the friendships, members numbered from 0, and the members who left with the officer.
 KARATE = (
     "0-1 0-2 0-3 0-4 0-5 0-6 0-7 0-8 0-10 0-11 0-12 0-13 0-17 0-19 0-21 0-31 1-2 1-3 1-7 1-13 1-17 1-19 1-21 1-30 2-3 "

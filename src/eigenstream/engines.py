@@ -11,7 +11,6 @@ import numpy as np
 
 from eigenstream import rows, trees
 from eigenstream.problems.base import Negated, Problem, check_finite, view_sizes
-from eigenstream.problems.lda import Classes
 from eigenstream.solvers.exact import Exact
 from eigenstream.solvers.stochastic import Info
 from eigenstream.streams.blocks import Blocks
@@ -134,8 +133,7 @@ class Playing:
         count = problem.most_components(view_sizes(template)) if k is None else k
         self.state = jax.tree.map(jnp.copy, solver.init(self.problem, first, count, jax.random.key(seed)))
         self.pilot = None if problem.noiseless else problem.pilot(first)
-        groups = len(self.state.memory.counts) if isinstance(self.state.memory, Classes) else 1
-        self.sums = Summary.empty(template, groups) if sums else None
+        self.sums = self.problem.start_summary(template) if sums else None
         self.info: Any = None
         self.least = solver.fewest_rows(self.problem)
         self.before: Tree = None
@@ -151,8 +149,7 @@ class Playing:
         """
         check_finite(batch)
         if self.sums is not None:
-            near = self._near(batch)
-            self.sums = self.sums.add_labelled(*near) if len(self.sums.counts) > 1 else self.sums.add(near)
+            self.sums = self.problem.summarise(self.sums, self._near(batch))
         batch = self.remember(batch)
         if rows.n_rows(batch) < self.least:
             return None

@@ -103,7 +103,7 @@ def _far_mean(x: np.ndarray) -> np.ndarray:
     return np.zeros_like(mean) if (mean**2 <= variance).all() else mean
 
 
-def _means(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.ndarray, np.ndarray]:
+def means_of_groups(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.ndarray, np.ndarray]:
     """Counts ``(g,)`` and means ``(g, d)`` of the groups of some rows."""
     if group is None:
         counts = np.array([x.shape[0]], np.float64)
@@ -134,7 +134,7 @@ class Block(NamedTuple):
 
 def _sparse_moments(x: Any, group: np.ndarray | None, groups: int, pilot: np.ndarray) -> Block:
     x = x.astype(np.float64)
-    counts, means = _means(x, group, groups)
+    counts, means = means_of_groups(x, group, groups)
     raw = (x.T @ x).toarray()
     scatter = raw - (means * counts[:, None]).T @ means
     # Sparse rows are not centred before they are multiplied, so what is left of a constant feature is rounding.
@@ -150,7 +150,7 @@ def _dense_moments(
     cuts = np.cumsum([x.shape[1] for x in parts])[:-1]
     points = np.split(pilot, cuts)
     near = [_less(x, point, i) if point.any() else x for i, (x, point) in enumerate(zip(parts, points, strict=True))]
-    both = [_means(x, group, groups) for x in near]
+    both = [means_of_groups(x, group, groups) for x in near]
     counts, means = both[0][0], np.concatenate([mean for _, mean in both], axis=1)
     if group is None:
         product = _product(near)

@@ -10,8 +10,7 @@ import numpy as np
 import scipy.sparse
 
 from eigenstream import trees
-from eigenstream.moments import Moments
-from eigenstream.rows import n_rows
+from eigenstream.moments import Moments, means_of_groups
 
 Tree = Any
 
@@ -40,49 +39,42 @@ class Summary(NamedTuple):
     def of_one_group(cls, n: float, mean: np.ndarray, scatter: float, template: Tree) -> Summary:
         return cls(np.array([n], np.float64), trees.rows(mean[:, None], template), np.asarray(scatter))
 
-    def add(self, batch: Tree) -> Summary:
-        """This summary of one group with more rows, wherever they live."""
-        b, n = n_rows(batch), float(self.counts[0])
-        leaves, structure = jax.tree.flatten(batch, is_leaf=scipy.sparse.issparse)
-        moments = [_mean_and_square(leaf) for leaf in leaves]
-        old = jax.tree.leaves(self.means)
-        gaps = [mean.reshape(m.shape) - m for (mean, _), m in zip(moments, old, strict=True)]
-        within = sum(square - b * np.vdot(mean, mean) for mean, square in moments)
-        between = n * b / (n + b) * sum(np.vdot(gap, gap) for gap in gaps)
-        means = [m + b / (n + b) * gap for m, gap in zip(old, gaps, strict=True)]
-        return Summary(self.counts + b, jax.tree.unflatten(structure, means), self.scatter + within + between)
+    def add(self, x: Tree, labels: np.ndarray | None = None) -> Summary:
+        """This summary with more rows, wherever they live, each of the group its label names.
 
-    def add_labelled(self, x: Tree, labels: np.ndarray) -> Summary:
-        """This summary with more rows, each of the group its label names; their scatter is not followed."""
-        member = np.zeros((len(self.counts), len(labels)))
-        member[labels, np.arange(len(labels))] = 1
-        arrived = member.sum(1)
+        The scatter is followed where there is one group.
+        """
+        leaves, structure = jax.tree.flatten(x, is_leaf=scipy.sparse.issparse)
+        found = [_means(leaf, labels, len(self.counts)) for leaf in leaves]
+        arrived = found[0][0]
         counts = self.counts + arrived
-
-        def one(leaf: Any, mean: np.ndarray) -> np.ndarray:
-            sums = np.asarray(
-                member @ (leaf if scipy.sparse.issparse(leaf) else np.asarray(leaf).reshape(len(labels), -1))
-            )
-            gaps = sums - arrived[:, None] * mean.reshape(len(counts), -1)
-            return mean + (gaps / np.maximum(counts, 1)[:, None]).reshape(mean.shape)
-
-        means = jax.tree.map(one, x, self.means, is_leaf=scipy.sparse.issparse)
-        return Summary(counts, means, np.asarray(np.nan))
+        share = (arrived / np.maximum(counts, 1))[:, None]
+        old = jax.tree.leaves(self.means)
+        gaps = [mean - m.reshape(mean.shape) for (_, mean), m in zip(found, old, strict=True)]
+        means = [m + (share * gap).reshape(m.shape) for gap, m in zip(gaps, old, strict=True)]
+        scatter = np.asarray(np.nan)
+        if labels is None:
+            b, n = arrived[0], self.counts[0]
+            within = sum(_square(leaf) - b * np.vdot(mean, mean) for leaf, (_, mean) in zip(leaves, found, strict=True))
+            scatter = self.scatter + within + n * b / (n + b) * sum(np.vdot(gap, gap) for gap in gaps)
+        return Summary(counts, jax.tree.unflatten(structure, means), scatter)
 
     def less(self, point: Tree | None) -> Summary:
         """The summary of the rows before ``point`` was taken off them."""
         return self if point is None else self._replace(means=jax.tree.map(np.add, self.means, point))
 
 
-def _mean_and_square(x: Any) -> tuple[np.ndarray, float]:
-    """A leaf's mean row and the sum of the squares of all its entries."""
-    b = x.shape[0]
-    if scipy.sparse.issparse(x):
-        return np.asarray(x.sum(0, dtype=np.float64)).ravel() / b, float(np.vdot(x.data, x.data))
-    flat = x.reshape(b, -1)
-    if isinstance(x, jax.Array):
+def _means(leaf: Any, labels: np.ndarray | None, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Counts and means ``(g, d)`` of the groups of a leaf's rows; of one group on a device, taken there."""
+    b = leaf.shape[0]
+    if isinstance(leaf, jax.Array) and labels is None:
         # As a product, which a CPU does several times faster than a sum down columns.
-        sums, square = jnp.matmul(jnp.ones((1, b), x.dtype), flat, precision="highest"), jnp.vdot(flat, flat)
-    else:
-        sums, square = np.ones((1, b), x.dtype) @ flat, np.vdot(flat, flat)
-    return np.asarray(sums, np.float64)[0] / b, float(square)
+        sums = jnp.matmul(jnp.ones((1, b), leaf.dtype), leaf.reshape(b, -1), precision="highest")
+        return np.array([b], np.float64), np.asarray(sums, np.float64) / b
+    return means_of_groups(leaf if scipy.sparse.issparse(leaf) else np.asarray(leaf).reshape(b, -1), labels, groups)
+
+
+def _square(leaf: Any) -> float:
+    """The sum of the squares of all entries."""
+    values = leaf.data if scipy.sparse.issparse(leaf) else leaf
+    return float(jnp.vdot(values, values) if isinstance(leaf, jax.Array) else np.vdot(values, values))

@@ -70,6 +70,14 @@ class Problem:
         """Learn from a batch: here the running mean, where that is how rows are centred."""
         return rows.update_mean(memory, batch) if self.center == "running" else memory
 
+    def start_summary(self, template: Tree) -> Summary | None:
+        """Of no rows yet; None where rows have no mean."""
+        return Summary.empty(template)
+
+    def summarise(self, summary: Summary, batch: Tree) -> Summary:
+        """A summary with the rows of one more host batch."""
+        return summary.add(batch)
+
     def rows(self, memory: Tree, *parts: Tree) -> Tree:
         """The centred rows that `products` takes; several parts where factors within ``A`` must be independent."""
         (batch,) = parts
@@ -178,6 +186,12 @@ class Negated(Problem):
 
     def start(self, batch: Tree) -> Tree:
         return self.problem.start(batch)
+
+    def start_summary(self, template: Tree) -> Summary | None:
+        return self.problem.start_summary(template)
+
+    def summarise(self, summary: Summary, batch: Tree) -> Summary:
+        return self.problem.summarise(summary, batch)
 
     def observe(self, memory: Tree, batch: Tree) -> Tree:
         return self.problem.observe(memory, batch)

@@ -65,6 +65,9 @@ class Edges(Problem):
     def template(self, batch: Tree) -> Tree:
         return jax.ShapeDtypeStruct((self.n_nodes,), jax.dtypes.canonicalize_dtype(batch[2].dtype))
 
+    def start_summary(self, template: Tree) -> None:
+        """There are no rows to have a mean."""
+
     def rows(self, memory: Tree, *parts: Tree) -> Tree:
         return parts[0]
 

@@ -93,6 +93,12 @@ class LDA(Problem):
 
         return Classes(counts, rows.map_leaves(one, x, memory.means))
 
+    def start_summary(self, template: Tree) -> Summary:
+        return Summary.empty(template, self.n_classes)
+
+    def summarise(self, summary: Summary, batch: Tree) -> Summary:
+        return summary.add(*batch)
+
     def rows(self, memory: Classes, *parts: Tree) -> Scatters:
         ((x, labels),) = parts
         member = self._membership(labels, rows.template(rows.leaves(x)[0]).dtype)

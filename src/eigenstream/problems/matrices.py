@@ -76,6 +76,9 @@ class Matrices(Problem):
     def template(self, batch: Tree) -> Tree:
         return jax.ShapeDtypeStruct((self.A.shape[0],), jax.dtypes.canonicalize_dtype(self.A.dtype))
 
+    def start_summary(self, template: Tree) -> None:
+        """There are no rows to have a mean."""
+
     def products(self, x: Tree, V: Tree) -> Products:
         AV = (self.A @ V.T).T
         BV = V if self.B is None else (self.B @ V.T).T
