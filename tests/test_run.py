@@ -152,11 +152,12 @@ def test_polish_orders_what_the_players_span():
     np.testing.assert_allclose(rough.eigenvalues.sum(), 1.8, atol=1e-4)
 
 
-def test_auto_is_exact_within_its_budget_and_says_what_to_do_beyond():
+def test_auto_is_exact_within_its_budget_and_the_game_beyond():
     X = data()
     assert isinstance(es.solve(es.problems.pca(), [X], 2, solver="auto").solver, es.solvers.Exact)
-    with pytest.raises(ValueError, match=r"memory_budget.*Paper"):
-        es.solve(es.problems.pca(), [X], 2, memory_budget=100)
+    assert isinstance(es.solve(es.problems.pca(), [X], 2, memory_budget=100).solver, es.solvers.Game)
+    with pytest.raises(ValueError, match=r"magnitude.*memory_budget"):
+        es.solve(es.problems.pca(), [X], 2, which="magnitude", memory_budget=100)
 
 
 @pytest.mark.parametrize("name", quick(["paper", "smooth", "eckart_young", "sgha", "oja", "exact"], "paper", "exact"))

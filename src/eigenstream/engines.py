@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -10,14 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from eigenstream import rows, trees
+from eigenstream.outliers import Outliers
 from eigenstream.problems.base import Negated, Problem, check_finite, view_sizes
+from eigenstream.solvers.accelerated import Game
 from eigenstream.solvers.exact import Exact
+from eigenstream.solvers.knowing import verdict
 from eigenstream.solvers.stochastic import Info
 from eigenstream.streams.blocks import Blocks
 from eigenstream.summary import Summary
 
 Tree = Any
 
+#: Steps between two looks at a running solver: its progress, its residual and whether it failed.
+LOOK_EVERY = 50
+#: The residual at which players on given matrices have converged, in float32.
+NOISELESS = 1e-4
 #: A residual that a player reaches only while it is nowhere near an eigenvector.
 FAR = 0.9
 
@@ -49,6 +56,13 @@ class Solving:
         """Sum the rows that wait to fill a block."""
         if self._blocks.waiting:
             self.state = self.solver.step(self.problem, self.state, self._blocks.rest())
+
+    def worth_a_look(self, steps: int) -> bool:
+        return steps <= LOOK_EVERY // 10 or steps % LOOK_EVERY == 0
+
+    def how_far(self, source: str) -> str:
+        """The end says it."""
+        return ""
 
     def look(self) -> dict[str, Any]:
         """Nothing is known before the end."""
@@ -173,6 +187,15 @@ class Playing:
         else:
             self.state, self.info = _step(self.solver, self.problem, self.state, batch)
 
+    def worth_a_look(self, steps: int) -> bool:
+        return self.problem.noiseless or steps <= LOOK_EVERY // 10 or steps % LOOK_EVERY == 0
+
+    def how_far(self, source: str) -> str:
+        """How the run ended, where nothing stopped it."""
+        worst = float(np.max(np.asarray(self.info.residuals)))
+        noise = "" if self.problem.noiseless else " on the last batch, sampling noise included"
+        return f"stopped after {source}, with a residual of {worst:.2g}{noise}"
+
     def look(self) -> dict[str, Any]:
         if self.info is None:
             return {}
@@ -190,7 +213,7 @@ class Playing:
         return None if self.info is None else jax.tree.leaves(self._kept())
 
     def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
-        template = (self.state, Info(jnp.zeros(1), jnp.zeros(1)), self.pilot, self.sums)
+        template = (self.state, self.info or Info(jnp.zeros(1), jnp.zeros(1)), self.pilot, self.sums)
         fresh, structure = jax.tree.flatten(template)
         leaves = [_like(x, arrays.get(i)) for i, x in enumerate(fresh)]
         state, info, self.pilot, self.sums = jax.tree.unflatten(structure, leaves)
@@ -224,6 +247,135 @@ class Playing:
     def summary(self) -> Summary | None:
         """In the rows' own coordinates."""
         return None if self.sums is None else self.sums.less(self.pilot)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _gather(solver: Game, problem: Problem, state: Any, batch: Tree) -> Any:
+    return solver.gather(problem, state, batch)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _move(solver: Game, problem: Problem, state: Any) -> Any:
+    return solver.move(problem, state)
+
+
+#: Rows that are multiplied at once, whatever the batches: fewer leave a processor idle.
+BLOCK = 512
+
+
+class Gathering(Playing):
+    """The accelerated game under way. Where batches begin and end means nothing to it, so small ones are joined."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.info = jax.tree.map(np.array, self.solver.info(self.state))
+        self.outliers = Outliers(self.solver.outlier)
+        self._queue: list[Tree] = []
+        #: Rows to go before the next move, and whether one was made since the last look.
+        self._left, self._moved = float(self.state.due), False
+
+    def prepare(self, batch: Tree) -> Tree | None:
+        """The rows that wait, once they are worth a product or enough for a move; None until then."""
+        check_finite(batch)
+        batch = self._near(batch)
+        if self.sums is not None:
+            self.sums = self.problem.summarise(self.sums, batch)
+        batch = self.problem.with_features(batch, self.outliers.tame(self.problem.features(batch)))
+        self._queue.append(batch if _on_device(batch) else rows.last(batch, rows.n_rows(batch)))
+        # A power of two of batches, so that streams of even batches compile a few programs only.
+        wanted = max(1, int(min(self._left, BLOCK)) // rows.n_rows(batch)).bit_length()
+        return self._taken() if len(self._queue) >= 1 << (wanted - 1) or _on_device(batch) else None
+
+    def remember(self, batch: Tree) -> Tree:
+        """Rows before a checkpoint are all learned."""
+        return batch
+
+    def _taken(self) -> Tree:
+        taken, self._queue = self._queue, []
+        batch = rows.to_device(reduce(rows.join, taken))
+        jax.block_until_ready(batch)
+        return batch
+
+    def step(self, batch: Tree) -> None:
+        if self.problem.noiseless:
+            super().step(batch)
+            return
+        self.state = _gather(self.solver, self.problem, self.state, batch)
+        self._left -= rows.n_rows(batch)
+        if self._left <= 0:
+            self.state, self._moved = _move(self.solver, self.problem, self.state), True
+            self.info = jax.tree.map(np.array, self.solver.info(self.state))
+            self._left = float(self.state.due)
+
+    def settle(self) -> None:
+        """Learn the rows that wait."""
+        if self._queue and sum(map(rows.n_rows, self._queue)) >= self.least:
+            self.state = _gather(self.solver, self.problem, self.state, self._taken())
+        if not self.problem.noiseless and float(self.state.gathered.rows) > 0:
+            self.state = _move(self.solver, self.problem, self.state)
+            self._left = float(self.state.due)
+        self.info = jax.tree.map(np.array, self.solver.info(self.state))
+
+    def has_begun(self) -> bool:
+        return int(self.state.step) > 0 or bool(self._queue)
+
+    def saveable(self) -> list[Any] | None:
+        if self._queue or not int(self.state.step):
+            return None
+        guard = self.outliers
+        kept: list[Any] = jax.tree.leaves(self._kept())
+        return [*kept, self._left, guard.energies, guard.seen, guard.count, np.array(guard.named, int)]
+
+    def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
+        super().restore(arrays, epoch)
+        last = len(jax.tree.leaves(self._kept()))
+        guard = self.outliers
+        self._left, guard.energies = float(arrays[last]), arrays[last + 1]
+        guard.seen, guard.count = int(arrays[last + 2]), int(arrays[last + 3])
+        guard.named = arrays.get(last + 4, np.zeros(0, int)).tolist()
+
+    def worth_a_look(self, steps: int) -> bool:
+        moved, self._moved = self._moved, False
+        return moved or self.problem.noiseless
+
+    def how_far(self, source: str) -> str:
+        return super().how_far(source) if self.problem.noiseless else f"read {source}"
+
+    def look(self) -> dict[str, Any]:
+        if self.problem.noiseless:
+            return super().look()
+        known = verdict(self.state, 1)
+        return {
+            "eigenvalues": self.sign * np.asarray(self.info.eigenvalues),
+            "residual": known.shortfall,
+            "heldout": self.sign * known.heldout,
+        }
+
+    def end(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
+        self.settle()
+        lam, V = self.solver.eigenpairs(self.problem, self.state)
+        rest = np.asarray(self.info.residuals)
+        if self.failed:
+            raise ValueError("no move of the players was finite: look for numbers too large to square")
+        found = int((np.asarray(trees.norms(V)) > 0).sum())
+        if found < len(lam):
+            raise ValueError(
+                f"k={len(lam)} is too large: only {found} components were found (constant or duplicate columns, or few "
+                "rows); give a smaller k, more rows, or a ridge"
+            )
+        if self.problem.noiseless:
+            return self.sign * lam, V, rest, bool(rest.max() < NOISELESS), stopped
+        known = verdict(self.state, n)
+        self.heldout = self.sign * known.heldout, known.errors
+        message = f"{stopped}; {known.words}" if stopped else known.words
+        if self.outliers.count:
+            self.outliers.warn()
+            message += f"; {self.outliers.report()}"
+        return self.sign * lam, V, rest, known.converged, message
+
+
+def _on_device(batch: Tree) -> bool:
+    return any(isinstance(leaf, jax.Array) for leaf in rows.leaves(batch))
 
 
 def _like(fresh: Any, saved: np.ndarray | None) -> Any:

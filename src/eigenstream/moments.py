@@ -82,6 +82,10 @@ class Moments(NamedTuple):
             scatter += np.concatenate([plus, -minus]).T @ np.concatenate([plus, minus])
         return Moments(total, self.means + share[:, None] * delta, scatter, pilot)
 
+    def faded(self, factor: float) -> Moments:
+        """These moments with every row counting for ``factor`` of itself."""
+        return self._replace(counts=factor * self.counts, scatter=factor * self.scatter)
+
     def covariance(self) -> np.ndarray:
         """The unbiased covariance about the groups' means."""
         return self.scatter / (self.n - len(self.counts))

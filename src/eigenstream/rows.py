@@ -200,6 +200,18 @@ def scale_rows(x: Tree, factor: Any) -> Tree:
     return map_leaves(one, x)
 
 
+def dense(x: Tree) -> Tree:
+    """Sparse rows written out; all else as it is."""
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, Sparse):
+            return leaf
+        full = leaf.matrix.todense()
+        return full if leaf.means is None else full - leaf.weights @ _matrix(leaf.means)
+
+    return map_leaves(one, x)
+
+
 def column_sums(x: Any, weights: jax.Array) -> Any:
     """``weightsᵀ x`` for a ``(b, g)`` array of weights, as a ``(g, ...)`` leaf."""
     if isinstance(x, Sparse):

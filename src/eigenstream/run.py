@@ -16,9 +16,10 @@ import numpy as np
 from eigenstream import rows, trees
 from eigenstream.checkpoint import Keeper, Place
 from eigenstream.eigenpairs import WHICH
-from eigenstream.engines import Playing, Solving
+from eigenstream.engines import LOOK_EVERY, Gathering, Playing, Solving
 from eigenstream.problems.base import Problem, view_sizes
 from eigenstream.progress import Bar, Interrupts
+from eigenstream.solvers.accelerated import Game
 from eigenstream.solvers.choice import chosen
 from eigenstream.solvers.exact import Exact
 from eigenstream.solvers.rsg import RSGPlus
@@ -32,8 +33,6 @@ Callback = Callable[[dict[str, Any]], Any]
 
 log = logging.getLogger("eigenstream")
 
-#: Steps between two looks at a running solver: its progress, its residual and whether it failed.
-LOOK_EVERY = 50
 #: The last rows of a stream that are kept for those who ask, and the most numbers in them.
 RECENT_ROWS, RECENT_NUMBERS = 4096, 2**25
 #: What a reader gives in place of a batch when there is none.
@@ -64,6 +63,9 @@ class Result:
     state: Any = field(default=None, repr=False)
     #: Counts and means of the rows; of a streaming solver only where they were asked for.
     summary: Summary | None = field(default=None, repr=False)
+    #: Of `eigenstream.solvers.Game`: eigenvalues on rows before they were learned from, and their standard errors.
+    heldout: np.ndarray | None = field(default=None, repr=False)
+    heldout_error: np.ndarray | None = field(default=None, repr=False)
 
     @property
     def V(self) -> np.ndarray:
@@ -82,6 +84,7 @@ def solve(
     max_steps: int | None = None,
     tol: float | None = None,
     memory_budget: float = 4e9,
+    half_life: float | None = None,
     random_state: int = 0,
     verbose: bool = False,
     callbacks: Iterable[Callback] = (),
@@ -101,8 +104,9 @@ def solve(
     k : int or None
         How many; None for all there are.
     solver : str or solver
-        ``"auto"`` and ``"exact"`` sum the statistics and solve once; ``"paper"``, ``"smooth"``, ``"eckart_young"``,
-        ``"sgha"``, ``"oja"``, ``"rsg+"``, or one of `eigenstream.solvers` with its settings.
+        ``"exact"`` sums the statistics and solves once; ``"game"`` is the accelerated game; ``"auto"`` takes the first
+        where it fits ``memory_budget`` and is the faster, else the second. ``"paper"``, ``"smooth"``,
+        ``"eckart_young"``, ``"sgha"``, ``"oja"``, ``"rsg+"``, or one of `eigenstream.solvers` with its settings.
     which : {"largest", "smallest", "magnitude"}
         From which end of the spectrum; ``"magnitude"`` with ``"exact"`` only.
     max_epochs : int
@@ -110,9 +114,12 @@ def solve(
     max_steps : int, optional
         The most steps of an iterative solver in all; 1000 for matrices.
     tol : float, optional
-        Stop an iterative solver once the largest residual, a running mean over looks 50 steps apart, is below this.
+        Stop an iterative solver once the largest residual, a running mean over looks 50 steps apart, is below this;
+        ``"game"``, once its estimate of how much the leading eigenvalues still lack, relative to their sum, is.
     memory_budget : float
         Bytes that ``"auto"`` may spend on exact statistics.
+    half_life : float, optional
+        Rows after which a row counts half, for a stream that drifts; of ``"game"`` and ``"exact"``.
     random_state : int
         Seed of the first players.
     verbose : bool
@@ -141,8 +148,9 @@ def solve(
     >>> es.metrics.subspace_error(game.V, exact.V) < 1e-2
     True
     """
-    run = Run(problem, k, solver, which=which, memory_budget=memory_budget, random_state=random_state)
-    settings = {"problem": problem, "solver": solver, "k": k, "which": which, "random_state": random_state}
+    common: dict[str, Any] = {"which": which, "half_life": half_life, "random_state": random_state}
+    run = Run(problem, k, solver, memory_budget=memory_budget, **common)
+    settings = {"problem": problem, "solver": solver, "k": k, **common}
     settings |= {"max_epochs": max_epochs, "max_steps": max_steps, "tol": tol}
     place = None if folder is None else Place(Path(folder), settings, resume, checkpoint_every)
     return run.through(
@@ -161,6 +169,7 @@ class Run:
         *,
         which: str = "largest",
         memory_budget: float = 4e9,
+        half_life: float | None = None,
         random_state: int = 0,
         for_estimator: bool = False,
         single_view: bool = False,
@@ -176,7 +185,7 @@ class Run:
         if not isinstance(random_state, int | np.integer):
             raise ValueError(f"random_state={random_state!r}: give a whole number, the seed")
         self.problem, self.k, self.which = problem, None if k is None else int(k), which
-        self.solver, self.budget, self.seed = solver, memory_budget, int(random_state)
+        self.solver, self.budget, self.seed, self.half_life = solver, memory_budget, int(random_state), half_life
         #: An estimator also needs the rows' means and, of a stream that cannot be read again, its last rows.
         self.for_estimator, self.single_view = for_estimator, single_view
         self.engine: Any = None
@@ -198,7 +207,9 @@ class Run:
             )
         if self.single_view and isinstance(template, tuple | list) and len(template) > 1:
             raise ValueError(f"a batch holds {len(template)} arrays, and this estimator takes one: give X alone")
-        self.solver = chosen(self.solver, trees.size(template), self.problem, self.budget)
+        self.solver, self.reason = chosen(
+            self.solver, self.problem, view_sizes(template), self.k, self.which, self.budget, self.half_life
+        )
         self.template = template
         self._kept_rows = 0
         if self.for_estimator and not repeatable:
@@ -206,7 +217,8 @@ class Run:
         if isinstance(self.solver, Exact):
             self.engine = Solving(self.problem, self.solver, self.k, self.which, batch, repeatable)
         else:
-            self.engine = Playing(self.problem, self.solver, self.k, self.which, batch, self.seed, self.for_estimator)
+            kind = Gathering if isinstance(self.solver, Game) else Playing
+            self.engine = kind(self.problem, self.solver, self.k, self.which, batch, self.seed, self.for_estimator)
 
     def go_on(self) -> None:
         """Take up a run that had come to its end, with batches that are read once."""
@@ -270,21 +282,19 @@ class Run:
             raise ValueError(f"the stream held too few rows: at least {least} are needed")
         if self.problem.rank_of_rows and n < k:
             raise ValueError(f"the stream held {n} rows, fewer than k={k}: give more rows, or a smaller k")
-        stopped = self.stopped if isinstance(self.engine, Solving) else self.stopped or self._how_far()
+        stopped = self.stopped or self._how_far()
         lam, V, rest, converged, message = self.engine.end(n, stopped)
         state, summary = self.engine.state, self.engine.summary()
         converged = converged or self.converged
-        return Result(lam, V, converged, message, rest, self.steps, n, self.solver, self.history, state, summary)
+        heldout = getattr(self.engine, "heldout", (None, None))
+        looks = self.history
+        return Result(lam, V, converged, message, rest, self.steps, n, self.solver, looks, state, summary, *heldout)
 
     def _how_far(self) -> str:
-        worst = float(np.max(np.asarray(self.engine.info.residuals)))
-        source = (
-            f"{self.steps} steps on the matrices"
-            if self.problem.noiseless
-            else f"{self.n} rows in {self.steps} batches"
+        on_matrices = self.problem.noiseless
+        return self.engine.how_far(
+            f"{self.steps} steps on the matrices" if on_matrices else f"{self.n} rows in {self.steps} batches"
         )
-        noise = "" if self.problem.noiseless else " on the last batch, sampling noise included"
-        return f"stopped after {source}, with a residual of {worst:.2g}{noise}"
 
     # The loop.
 
@@ -316,7 +326,7 @@ class Run:
             raise ValueError(
                 f"max_epochs={max_epochs}, but batches can be read once only: give a list or a re-iterable"
             )
-        log.info("solver: %r", self.solver)
+        log.info("solver: %r (%s)", self.solver, self.reason)
         if exact and self.problem.noiseless:
             return self.result()
         keeper = Keeper(self, place)
@@ -361,8 +371,7 @@ class Run:
             waiting, batch = batch is None, None
             self.seconds = time.monotonic() - watch.started
             record = None
-            early = self.problem.noiseless or self.steps <= LOOK_EVERY // 10
-            if not waiting and (early or self.steps % LOOK_EVERY == 0):
+            if not waiting and self.engine.worth_a_look(self.steps):
                 record = self.look()
                 watch.keeper.write(record)
                 self._judge(record, watch)
@@ -387,7 +396,8 @@ class Run:
             self.averaged = worst if self.averaged is None else self.averaged + 0.5 * (worst - self.averaged)
             if watch.tol is not None and self.averaged < watch.tol:
                 self.converged = True
-                self.stopped = f"every residual is below tol={watch.tol:g} after {self.steps} steps"
+                what = "the estimated shortfall" if isinstance(self.engine, Gathering) else "every residual"
+                self.stopped = f"{what} is below tol={watch.tol:g} after {self.steps} steps"
         answers = [callback(record) for callback in watch.callbacks]
         if True in answers and not self.stopped:
             self.stopped = f"stopped by a callback after {self.n} rows"

@@ -57,6 +57,21 @@ def combine(W: Any, V: Tree) -> Tree:
     return jax.tree.map(lambda v: (W @ _flat(v)).reshape((W.shape[0], *v.shape[1:])), V)
 
 
+def part(V: Tree, start: int, stop: int) -> Tree:
+    """Some of the players, one after another."""
+    return jax.tree.map(lambda v: v[start:stop], V)
+
+
+def stack(*parts: Tree) -> Tree:
+    """The players of several trees as one."""
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def blank(k: int, template: Tree) -> Tree:
+    """``k`` players at 0."""
+    return jax.tree.map(lambda s: jnp.zeros((k, *s.shape), s.dtype), template)
+
+
 def mean(items: list[Tree]) -> Tree:
     """The mean of trees of one structure."""
     if len(items) == 1:

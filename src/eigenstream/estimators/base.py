@@ -28,16 +28,19 @@ Tree = Any
 
 #: The parameters that every estimator takes, for numpydoc.
 SHARED = """solver : str or solver
-        ``"auto"`` (exact where that fits ``memory_budget``), ``"exact"``, ``"paper"`` and so on, or an object of
-        `eigenstream.solvers` with its settings.
+        ``"auto"`` (exact where that fits ``memory_budget`` and is faster, else the game), ``"exact"``, ``"game"``,
+        ``"paper"`` and so on, or an object of `eigenstream.solvers` with its settings.
     batch_size : int
         Rows in a step of an iterative solver.
     max_epochs : int
         The most passes of an iterative solver over the data.
     tol : float, optional
-        The residual at which an iterative solver stops.
+        The residual at which an iterative solver stops; of ``"game"``, its estimate of what the sum of the leading
+        eigenvalues still lacks.
     memory_budget : float
         Bytes that ``"auto"`` may spend on exact statistics.
+    half_life : float, optional
+        Rows after which a row counts half, for a stream that drifts.
     random_state : int, RandomState or None
         Seed of the order of rows and of the first players.
     verbose : bool
@@ -49,11 +52,13 @@ LEARNED = """solver_ : solver
     n_samples_seen_, n_iter_ : int
         Rows read, and steps or blocks taken.
     converged_ : bool
-        Whether the answer is exact or its residual fell under ``tol``.
+        Whether the answer is exact, its residual fell under ``tol``, or the game judges itself near its end.
     message_ : str
         How the run ended, in words.
     residuals_ : (k,) array
         ``‖A v - λ B v‖``, relative to its parts.
+    heldout_, heldout_error_ : (k,) arrays or None
+        Of the game: eigenvalues on rows before they were learned from, and their standard errors.
     history_ : list of dict
         The looks at an iterative solver."""
 
@@ -84,6 +89,7 @@ class StreamEstimator(BaseEstimator):
     max_epochs: int
     tol: float | None
     memory_budget: float
+    half_life: float | None
     random_state: Any
     verbose: bool
     which: str = "largest"
@@ -160,6 +166,7 @@ class StreamEstimator(BaseEstimator):
             self.solver,
             which=self.which,
             memory_budget=self.memory_budget,
+            half_life=self.half_life,
             random_state=seed,
             for_estimator=True,
             single_view=self._single_view,
@@ -207,6 +214,7 @@ class StreamEstimator(BaseEstimator):
         self.n_samples_seen_, self.n_iter_ = result.n_samples_seen, max(result.n_iter, 1)
         self.converged_, self.message_ = result.converged, result.message
         self.residuals_, self.history_ = result.residuals, result.history
+        self.heldout_, self.heldout_error_ = result.heldout, result.heldout_error
         self.eigenvalues_ = np.asarray(result.eigenvalues)
         self._publish(result, again)
         if isinstance(self._run.engine, Playing) and self._run.engine.failed:

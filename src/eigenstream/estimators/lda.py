@@ -73,6 +73,7 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        half_life: float | None = None,
         random_state: Any = 0,
         verbose: bool = False,
     ):
@@ -84,6 +85,7 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.half_life = half_life
         self.random_state = random_state
         self.verbose = verbose
 

@@ -166,6 +166,7 @@ class SpectralEmbedding(GraphMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        half_life: float | None = None,
         random_state: Any = 0,
         verbose: bool = False,
     ):
@@ -179,6 +180,7 @@ class SpectralEmbedding(GraphMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.half_life = half_life
         self.random_state = random_state
         self.verbose = verbose
 
@@ -248,6 +250,7 @@ class SpectralClustering(GraphMixin, ClusterMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        half_life: float | None = None,
         random_state: Any = 0,
         verbose: bool = False,
     ):
@@ -263,6 +266,7 @@ class SpectralClustering(GraphMixin, ClusterMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.half_life = half_life
         self.random_state = random_state
         self.verbose = verbose
 

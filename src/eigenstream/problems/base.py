@@ -58,6 +58,14 @@ class Problem:
     def less_pilot(self, batch: Tree, point: Tree) -> Tree:
         return rows.less_pilot(batch, point)
 
+    def features(self, batch: Tree) -> Tree:
+        """The rows of a batch, without what comes beside them."""
+        return batch
+
+    def with_features(self, batch: Tree, x: Tree) -> Tree:
+        """The batch with other rows in their place."""
+        return x
+
     def template(self, batch: Tree) -> Tree:
         """Shape and dtype of one player."""
         return rows.template(batch)
@@ -88,6 +96,33 @@ class Problem:
     def products(self, x: Tree, V: Tree) -> Products:
         """``A V`` and ``B V`` from rows, or from a covariance in their place."""
         raise NotImplementedError
+
+    # What the accelerated game asks beside the products.
+
+    def by_running_mean(self) -> Problem:
+        """The same problem, centred by the running mean where it was by each batch's own: no row's part is lost."""
+        return replace(self, center="running") if self.center is True else self  # type: ignore[type-var]
+
+    def blocks(self, V: Tree) -> tuple[Tree, ...]:
+        """The parts of a player, one for each diagonal block of ``B``."""
+        return (V,)
+
+    def joined(self, parts: tuple[Tree, ...]) -> Tree:
+        """The inverse of `blocks`."""
+        return parts[0]
+
+    def metric_rows(self, memory: Tree, batch: Tree) -> tuple[Tree, ...]:
+        """For each block of ``B`` the rows whose second moment it is."""
+        return (self.rows(memory, batch),)
+
+    @property
+    def diagonal_only(self) -> bool:
+        """Whether ``B`` is no more than its diagonal."""
+        return self.orthonormal
+
+    def diagonal(self, memory: Tree, batch: Tree) -> Tree:
+        """The diagonal of ``B``, shaped like a player, where it is all of it or given."""
+        return jax.tree.map(lambda s: jnp.full(s.shape, 1 + self.ridge, s.dtype), self.template(batch))
 
     def estimate(self, memory: Tree, batch: Tree, V: Tree, independent: bool) -> list[tuple[Products, Products]]:
         """Pairs of products to take ``A`` from the first and ``B`` from the second of, and average over.
@@ -148,6 +183,9 @@ class ViewStatistics:
     def add(self, batch: Tree) -> ViewStatistics:
         return replace(self, moments=self.moments.add(rows.dense_parts(batch)))
 
+    def faded(self, factor: float) -> ViewStatistics:
+        return replace(self, moments=self.moments.faded(factor))
+
     def again(self) -> None:
         """One pass is enough."""
 
@@ -181,6 +219,12 @@ class Negated(Problem):
     def less_pilot(self, batch: Tree, point: Tree) -> Tree:
         return self.problem.less_pilot(batch, point)
 
+    def features(self, batch: Tree) -> Tree:
+        return self.problem.features(batch)
+
+    def with_features(self, batch: Tree, x: Tree) -> Tree:
+        return self.problem.with_features(batch, x)
+
     def template(self, batch: Tree) -> Tree:
         return self.problem.template(batch)
 
@@ -201,6 +245,25 @@ class Negated(Problem):
             return Products(trees.scale(-1, p.AV), p.BV)
 
         return [(negated(p), negated(q)) for p, q in self.problem.estimate(memory, batch, V, independent)]
+
+    def by_running_mean(self) -> Problem:
+        return Negated(self.problem.by_running_mean())
+
+    def blocks(self, V: Tree) -> tuple[Tree, ...]:
+        return self.problem.blocks(V)
+
+    def joined(self, parts: tuple[Tree, ...]) -> Tree:
+        return self.problem.joined(parts)
+
+    def metric_rows(self, memory: Tree, batch: Tree) -> tuple[Tree, ...]:
+        return self.problem.metric_rows(memory, batch)
+
+    @property
+    def diagonal_only(self) -> bool:
+        return self.problem.diagonal_only
+
+    def diagonal(self, memory: Tree, batch: Tree) -> Tree:
+        return self.problem.diagonal(memory, batch)
 
     def fewest_rows(self, independent: bool) -> int:
         return self.problem.fewest_rows(independent)

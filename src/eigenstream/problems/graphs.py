@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse import csgraph
 
+from eigenstream import rows
 from eigenstream.problems.base import Problem, Products, check_options, static
 from eigenstream.problems.matrices import Operands
 
@@ -31,6 +32,8 @@ class Edges(Problem):
     normalized: bool = True
     n_edges: int | None = None
     ridge: float = 0.0
+    #: Whether degrees are those of all edges so far, rather than of a batch's own.
+    running: bool = False
     center = False
     positive = True
     rank_of_rows = False
@@ -68,18 +71,46 @@ class Edges(Problem):
     def start_summary(self, template: Tree) -> None:
         """There are no rows to have a mean."""
 
+    def start(self, batch: Tree) -> Tree:
+        zero = jnp.zeros(self.n_nodes, jax.dtypes.canonicalize_dtype(batch[2].dtype))
+        return rows.Mean(zero, jnp.zeros((), jnp.int32)) if self.running else ()
+
+    def observe(self, memory: Tree, batch: Tree) -> Tree:
+        if not self.running:
+            return memory
+        b = batch[2].shape[0]
+        count = memory.rows + b
+        return rows.Mean(memory.mean + b / count * (self._degrees(batch) - memory.mean), count)
+
     def rows(self, memory: Tree, *parts: Tree) -> Tree:
-        return parts[0]
+        (batch,) = parts
+        return (*batch, memory.mean if self.running else self._degrees(batch))
+
+    def _weights(self, batch: Tree) -> tuple[Any, Any, Any]:
+        i, j, w = batch
+        return i, j, jnp.where(i == j, 0, w) * ((self.n_edges or 1) / w.shape[0])
+
+    def _degrees(self, batch: Tree) -> jax.Array:
+        i, j, w = self._weights(batch)
+        return jnp.zeros(self.n_nodes, w.dtype).at[i].add(w).at[j].add(w)
 
     def products(self, x: Tree, V: Tree) -> Products:
-        i, j, w = x
-        w = jnp.where(i == j, 0, w) * ((self.n_edges or 1) / w.shape[0])
-        flow = w * (V[:, i] - V[:, j])
-        AV = jnp.zeros_like(V).at[:, i].add(flow).at[:, j].add(-flow)
-        degrees = jnp.ones_like(V[0])
-        if self.normalized:
-            degrees = jnp.zeros_like(V[0]).at[i].add(w).at[j].add(w)
-        return Products(AV, (degrees + self.ridge * degrees.mean()) * V)
+        *batch, degrees = x
+        i, j, w = self._weights(batch)
+        neighbours = jnp.zeros_like(V).at[:, i].add(w * V[:, j]).at[:, j].add(w * V[:, i])
+        return Products(degrees * V - neighbours, self._metric(degrees) * V)
+
+    def _metric(self, degrees: jax.Array) -> jax.Array:
+        degrees = degrees if self.normalized else jnp.ones_like(degrees)
+        return degrees + self.ridge * degrees.mean()
+
+    def by_running_mean(self) -> Edges:
+        return replace(self, running=True)
+
+    diagonal_only = True
+
+    def diagonal(self, memory: Tree, batch: Tree) -> jax.Array:
+        return self._metric(self._degrees(batch))
 
     def statistics_bytes(self, d: int) -> int:
         return 0

@@ -56,6 +56,12 @@ class ICA(Problem):
         weighted = [rows.scale_rows(x, rows.squared_norms(x) ** 0.5) for x in centred]
         return Fourth(weighted, centred[0], centred[-1])
 
+    def by_running_mean(self) -> ICA:
+        return self
+
+    def metric_rows(self, memory: Tree, batch: Tree) -> tuple[Tree, ...]:
+        return (rows.centre_by_mean(batch, memory) if self.center else batch,)
+
     def products(self, x: Fourth, V: Tree) -> Products:
         fourths = [rows.lift(w, rows.project(w, V)) for w in x.weighted]
         fourth = trees.scale(1 / len(fourths), reduce(trees.add, fourths))

@@ -69,6 +69,12 @@ class LDA(Problem):
     def less_pilot(self, batch: Tree, point: Tree) -> Tree:
         return rows.less_pilot(batch[0], point), batch[1]
 
+    def features(self, batch: Tree) -> Tree:
+        return batch[0]
+
+    def with_features(self, batch: Tree, x: Tree) -> Tree:
+        return x, batch[1]
+
     def template(self, batch: Tree) -> Tree:
         return rows.template(batch[0])
 
@@ -110,6 +116,9 @@ class LDA(Problem):
         BV = rows.lift(x.within, rows.project(x.within, V))
         return Products(AV, rows.ridged(x.within, V, BV, self.ridge))
 
+    def metric_rows(self, memory: Classes, batch: Tree) -> tuple[Tree, ...]:
+        return (self.rows(memory, batch).within,)
+
     def most_components(self, sizes: list[int]) -> int:
         return min(self.n_classes - 1, sum(sizes))
 
@@ -141,6 +150,9 @@ class ClassStatistics:
     def add(self, batch: Tree) -> ClassStatistics:
         x, labels = batch
         return replace(self, moments=self.moments.add(rows.dense_or_csr(x), labels))
+
+    def faded(self, factor: float) -> ClassStatistics:
+        return replace(self, moments=self.moments.faded(factor))
 
     def again(self) -> None:
         """One pass is enough."""

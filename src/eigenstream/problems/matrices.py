@@ -85,12 +85,17 @@ class Matrices(Problem):
         return Products(AV, BV + self.ridge * self._mean_eigenvalue() * V if self.ridge else BV)
 
     def _mean_eigenvalue(self) -> Any:
+        return 1.0 if self.B is None else self.diagonal((), None).mean()
+
+    def diagonal(self, memory: Tree, batch: Tree) -> jax.Array:
         if self.B is None:
-            return 1.0
+            return jnp.full(self.A.shape[0], 1 + self.ridge, jax.dtypes.canonicalize_dtype(self.A.dtype))
         if isinstance(self.B, jsparse.BCOO):
-            on_diagonal = self.B.indices[:, 0] == self.B.indices[:, 1]
-            return jnp.where(on_diagonal, self.B.data, 0).sum() / self.B.shape[0]
-        return jnp.trace(self.B) / self.B.shape[0]
+            rows, columns = self.B.indices[:, 0], self.B.indices[:, 1]
+            return jnp.zeros(self.B.shape[0], self.B.dtype).at[rows].add(jnp.where(rows == columns, self.B.data, 0))
+        if isinstance(self.B, Matvec):
+            return jnp.ones(self.B.shape[0], self.B.dtype)
+        return jnp.diag(self.B)
 
     def estimate(self, memory: Tree, batch: Tree, V: Tree, independent: bool) -> list[tuple[Products, Products]]:
         exact = self.products(None, V)

@@ -54,6 +54,15 @@ class CCA(Problem):
         AV, BV = zip(*(rows.lift_both(xi, total - s, s) for xi, s in zip(x, scores, strict=True)), strict=True)
         return Products(AV, tuple(rows.ridged(xi, vi, Bv, self.ridge) for xi, vi, Bv in zip(x, V, BV, strict=True)))
 
+    def blocks(self, V: Tree) -> tuple[Tree, ...]:
+        return tuple(V)
+
+    def joined(self, parts: tuple[Tree, ...]) -> Tree:
+        return tuple(parts)
+
+    def metric_rows(self, memory: Tree, batch: Tree) -> tuple[Tree, ...]:
+        return tuple(self.rows(memory, batch))
+
     def most_components(self, sizes: list[int]) -> int:
         return most_of_views(sizes)
 

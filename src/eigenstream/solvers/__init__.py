@@ -1,5 +1,6 @@
 """The solvers: settings in a frozen dataclass, with pure ``init`` and ``step``."""
 
+from eigenstream.solvers.accelerated import Game
 from eigenstream.solvers.baselines import SGHA, EckartYoung, Oja
 from eigenstream.solvers.exact import Exact
 from eigenstream.solvers.game import Paper, Smooth, direction, gradient, utilities
@@ -11,6 +12,7 @@ __all__ = [
     "SGHA",
     "EckartYoung",
     "Exact",
+    "Game",
     "Info",
     "Oja",
     "Paper",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from eigenstream.problems.base import Problem
+from eigenstream.solvers.accelerated import Game
 from eigenstream.solvers.baselines import SGHA, EckartYoung, Oja
 from eigenstream.solvers.exact import Exact
 from eigenstream.solvers.game import Paper, Smooth
@@ -13,6 +15,7 @@ from eigenstream.solvers.rsg import RSGPlus
 
 SOLVERS: dict[str, Callable[[], Any]] = {
     "exact": Exact,
+    "game": Game,
     "paper": Paper,
     "smooth": Smooth,
     "eckart_young": EckartYoung,
@@ -21,19 +24,39 @@ SOLVERS: dict[str, Callable[[], Any]] = {
     "rsg+": RSGPlus,
 }
 
+#: Seconds for one row, fitted to CPU runs (docs/results/acceleration.md): the products behind a covariance, by ``d²``;
+#: the game's products by ``d K``, and its moves, spread over the rows, by ``d``.
+EXACT_ROW, GAME_ROW, GAME_MOVE = 2.0e-11, 2.0e-10, 1.5e-8
 
-def chosen(solver: Any, d: int, problem: Problem, budget: float) -> Any:
-    """The solver that a name stands for, for a problem of ``d`` features."""
-    if not isinstance(solver, str):
-        return solver
-    if solver == "auto":
-        needed = problem.statistics_bytes(d)
-        if needed > budget:
-            raise ValueError(
-                f"solver='auto': exact statistics of {d} features need {needed / 1e9:.1f} GB, over memory_budget of "
-                f"{budget / 1e9:.1f} GB; raise it, or choose a streaming solver such as es.solvers.Paper(...)"
-            )
-        solver = "exact"
-    if solver not in SOLVERS:
-        raise ValueError(f"solver={solver!r}: give 'auto', {', '.join(map(repr, SOLVERS))} or a solver object")
-    return SOLVERS[solver]()
+
+def chosen(
+    solver: Any, problem: Problem, sizes: list[int], k: int | None, which: str, budget: float, half_life: float | None
+) -> tuple[Any, str]:
+    """The solver that a name stands for, for views of these dimensions, and why it."""
+    reason = "as given"
+    if isinstance(solver, str) and solver == "auto":
+        solver, reason = _automatic(problem, sum(sizes), k, which, budget)
+    if isinstance(solver, str):
+        if solver not in SOLVERS:
+            raise ValueError(f"solver={solver!r}: give 'auto', {', '.join(map(repr, SOLVERS))} or a solver object")
+        solver = SOLVERS[solver]()
+    if half_life is not None:
+        if not isinstance(solver, Exact | Game):
+            raise ValueError(f"half_life: {type(solver).__name__} has no memory to fade; take solver='game' or 'exact'")
+        solver = replace(solver, half_life=half_life)
+    return solver, reason
+
+
+def _automatic(problem: Problem, d: int, k: int | None, which: str, budget: float) -> tuple[str, str]:
+    needed = problem.statistics_bytes(d)
+    sums = f"the sums of {d} features take {needed / 1e9:.2g} GB"
+    if needed > budget:
+        if which == "magnitude":
+            raise ValueError(f'which="magnitude" needs exact sums, and {sums}, over memory_budget={budget:.2g} bytes')
+        return "game", f"{sums}, over memory_budget of {budget / 1e9:.2g} GB"
+    if not needed or k is None or which == "magnitude":
+        return "exact", f"{sums}, and all of them are wanted" if needed else "nothing has to be summed"
+    exact = EXACT_ROW * d**2
+    game = GAME_ROW * d * Game().players(d, k) + GAME_MOVE * d
+    times = f"a row costs about {1e6 * exact:.2g} µs exactly and {1e6 * game:.2g} µs in the game"
+    return ("exact" if exact <= game else "game"), f"{sums}, within memory_budget, and {times}"

@@ -36,6 +36,11 @@ class Exact:
 
     One pass, nothing to tune; a singular ``B`` is treated on its range. Memory grows as ``d²``, time as ``n d² + d³``.
 
+    Parameters
+    ----------
+    half_life : float, optional
+        Rows after which a row counts half; None: all count alike.
+
     Examples
     --------
     >>> import numpy as np, eigenstream as es
@@ -45,9 +50,18 @@ class Exact:
     True
     """
 
+    half_life: float | None = None
+
+    def __post_init__(self) -> None:
+        check_half_life(self.half_life)
+
     def init(self, problem: Problem, batch: Tree, k: int | None, repeatable: bool = False) -> ExactState:
         """Empty statistics for batches like this one; ``repeatable`` says that they can be read twice."""
         statistics = problem.statistics(batch, repeatable)
+        if self.half_life is not None and not hasattr(statistics, "faded"):
+            raise ValueError(
+                f"half_life: the sums of {type(problem).__name__} cannot fade; take solver='game', or half_life=None"
+            )
         return ExactState(statistics, problem.template(batch), k, float(np.finfo(np.float64).eps))
 
     def step(self, problem: Problem, state: ExactState, batch: Tree) -> ExactState:
@@ -56,8 +70,11 @@ class Exact:
         floats = [x.dtype for x in rows.leaves(batch) if x.dtype.kind == "f"]
         epsilon = max([state.epsilon, *(float(np.finfo(dtype).eps) for dtype in floats)])
         # Rows that are not finite are named below rather than warned of.
+        statistics = state.statistics
+        if self.half_life is not None:
+            statistics = statistics.faded(0.5 ** (rows.n_rows(batch) / self.half_life))
         with np.errstate(invalid="ignore", over="ignore"):
-            statistics = state.statistics.add(batch)
+            statistics = statistics.add(batch)
         # A row that is not finite shows on the diagonals.
         small = [np.diagonal(x) if np.ndim(x) == 2 else x for x in jax.tree.leaves(statistics) if np.ndim(x) <= 2]
         if not all(np.isfinite(x).all() for x in small):
@@ -109,3 +126,8 @@ class Exact:
             rest = residuals(solved.vectors, solved.eigenvalues, A, B)
             info = EighInfo("scipy.linalg.eigh", rest, True, "solved exactly")
         return solved, fix_signs(trees.rows(solved.vectors, state.template)), info
+
+
+def check_half_life(half_life: float | None) -> None:
+    if half_life is not None and not half_life > 0:
+        raise ValueError(f"half_life={half_life!r}: give a number of rows, or None never to forget")

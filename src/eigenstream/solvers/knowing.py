@@ -1,0 +1,102 @@
+"""What the accelerated game knows of its own answer: held-out eigenvalues, how far it still is, and why."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: The shortfall under which an answer has converged.
+ENOUGH = 0.01
+#: What is still to come, in gains of one move, and the share of the noise ``κ / rows`` that is lost to it. Fitted to
+#: planted problems of four kinds of spectra; see docs/results/acceleration.md.
+TO_COME, LOST = 3.5, 0.1
+
+
+class HeldOut(NamedTuple):
+    """Batches scored before they were learned from: sums of ``a = ⟨v, A v⟩``, ``b = ⟨v, B v⟩`` and their squares."""
+
+    batches: jax.Array
+    a: jax.Array
+    b: jax.Array
+    aa: jax.Array
+    ab: jax.Array
+    bb: jax.Array
+
+    @classmethod
+    def empty(cls, k: int, dtype: Any) -> HeldOut:
+        zero = jnp.zeros(k, dtype)
+        return cls(zero[0], zero, zero, zero, zero, zero)
+
+    def add(self, a: jax.Array, b: jax.Array) -> HeldOut:
+        new = jnp.ones_like(self.batches), a, b, a * a, a * b, b * b
+        return HeldOut(*(x + y for x, y in zip(self, new, strict=True)))
+
+    def fade(self, factor: float) -> HeldOut:
+        return HeldOut(*(factor * x for x in self))
+
+    def eigenvalues(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ratios of sums, and their standard errors by the delta method."""
+        n, a, b, aa, ab, bb = (np.asarray(x, np.float64) for x in self)
+        if n < 2:
+            return np.full_like(a, np.nan), np.full_like(a, np.nan)
+        lam = a / b
+        spread = np.maximum(aa - 2 * lam * ab + lam**2 * bb, 0)
+        return lam, np.sqrt(spread * n / (n - 1)) / np.abs(b)
+
+
+class Verdict(NamedTuple):
+    """How far the leading eigenvalues are from where they would end, and what follows."""
+
+    converged: bool
+    #: By how much their sum falls short, relative to it: an estimate.
+    shortfall: float
+    words: str
+    #: Of rows not learned from yet, with standard errors.
+    heldout: np.ndarray
+    errors: np.ndarray
+
+
+def verdict(state: Any, rows_read: int) -> Verdict:
+    """What a state of `eigenstream.solvers.Game` knows of itself after so many rows."""
+    gains = np.asarray(state.gains, np.float64)
+    gains = gains[np.isfinite(gains)]
+    lam = np.asarray(state.lam, np.float64)[: len(state.residuals)]
+    heldout, errors = state.held.eigenvalues()
+    known = float(state.known)
+    alone = len(lam) and len(state.lam) == len(state.N)
+    to_come = 0.0 if alone else TO_COME * float(np.median(gains[-3:])) if len(gains) > 2 else 1.0
+    lost = LOST * float(state.kappa) / known if known else 1.0
+    shortfall = min(max(to_come, 0.0) + lost, 1.0)
+    converged = shortfall < ENOUGH
+    worst, floor = float(np.max(state.residuals)), float(np.max(state.floors))
+    words = (
+        f"the leading eigenvalues are within about {shortfall:.2g} of their final sum; residuals reach {worst:.2g}, "
+        f"and noise alone would make them {floor:.2g}"
+    )
+    if not converged:
+        more = max(int(rows_read * (shortfall / ENOUGH - 1)), 1)
+        why = "the players still gain at every move" if to_come > lost else "too few rows for so many dimensions"
+        words += f"; not converged, for {why}: about {_round(more)} more rows like these would do"
+    found = clusters(lam, np.where(np.isfinite(errors), errors, 0))
+    if found:
+        names = ", ".join(f"{a + 1} to {b + 1}" for a, b in found)
+        words += f"; eigenvalues {names} cannot be told apart: what they span is determined, the vectors within are not"
+    counts = [(state.refused, "moves were not finite and not taken"), (state.restarts, "times the rows changed")]
+    words += "".join(f"; {int(count)} {what}" for count, what in counts if int(count))
+    return Verdict(converged, shortfall, words, heldout, errors)
+
+
+def clusters(lam: np.ndarray, errors: np.ndarray) -> list[tuple[int, int]]:
+    """First and last index of every run of eigenvalues whose gaps are within their errors."""
+    close = np.abs(np.diff(lam)) < np.maximum(np.hypot(errors[:-1], errors[1:]), 1e-4 * np.abs(lam).max(initial=0))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], close.astype(int), [0]])))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _round(rows: int) -> int:
+    """To two digits: it is an estimate."""
+    unit = 10 ** max(len(str(rows)) - 2, 0)
+    return -(-rows // unit) * unit

@@ -1,0 +1,209 @@
+"""What stands for ``B`` inside the accelerated game: its diagonal where that is all of it, or a low-rank sketch.
+
+Both know two products, ``P V`` and ``P⁻¹ G``, and ``κ``, the noise of one row: a row ``x`` moves ``B v`` by
+``h = ⟨x, P⁻¹ x⟩`` in the norm of ``P⁻¹``, and ``κ = E[h²] / E[h]``, which is the effective dimension where rows are
+alike and more where few rows carry much.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from eigenstream import rows, trees
+
+Tree = Any
+
+#: How much heavier the tail of the leverages may grow before the floor stops falling.
+CALM = 1.5
+#: The floor falls by no more than this in one update; it rises at once.
+FALL = 0.5
+#: Weight of a fresh block of rows among those before it, once there were a few.
+FRESH = 0.3
+#: Least floor, relative to the mean eigenvalue: past it float32 has no digits left.
+LEAST = 1e-6
+#: Floors that are tried, from the least that is stable to the mean eigenvalue.
+TRIED = 25
+
+
+class Diagonal(NamedTuple):
+    """``P`` is ``B``'s diagonal, and ``B`` is no more than that: graphs, the identity."""
+
+    #: Shaped like one player.
+    values: Tree
+    rows: jax.Array
+
+    #: Whether it is estimated from rows, rather than given.
+    estimated: jax.Array
+
+    def exact(self, V: Tree) -> Tree:
+        """``B V``, as far as it is known."""
+        return jax.tree.map(lambda v, p: v * p, V, self.values)
+
+    def apply(self, V: Tree) -> Tree:
+        return jax.tree.map(lambda v, p: v * (p + self._unseen()), V, self.values)
+
+    def solve(self, G: Tree) -> Tree:
+        return jax.tree.map(lambda g, p: g / (p + self._unseen()), G, self.values)
+
+    def _unseen(self) -> jax.Array:
+        """What half a row would add to a coordinate: those that no row has touched yet are not weightless."""
+        d = trees.size(self.values)
+        mean = sum(p.sum() for p in jax.tree.leaves(self.values)) / d
+        return self.estimated * mean * d / (2 * jnp.maximum(self.rows, 1))
+
+    def observe(self, values: Tree, count: Any, horizon: float) -> Diagonal:
+        """With the diagonal that ``count`` rows after the last ``horizon`` show."""
+        total = jnp.minimum(self.rows, horizon) + count
+        values = jax.tree.map(lambda p, q: p + count / total * (q - p), self.values, values)
+        return self._replace(values=values, rows=total)
+
+
+class Sketch(NamedTuple):
+    """``P = Uᵀ diag(s - δ) U + δ I`` of one diagonal block of ``B``, from an incremental SVD of its rows.
+
+    The variances ``s`` along ``U`` are measured on rows that the sketch has not seen yet, which keeps those of a young
+    sketch honest, and ``δ`` is the least value that is stable and that leaves the leverages of such rows calm.
+    """
+
+    #: Orthonormal rows ``(r, ...)``, or 0 where there are fewer directions.
+    U: Tree
+    #: Variances along ``U`` of the rows it was made of.
+    seen: jax.Array
+    #: The same, of rows it had not seen.
+    held: jax.Array
+    #: Mean energy of such rows outside ``U``, and in all.
+    outside: jax.Array
+    energy: jax.Array
+    floor: jax.Array
+    kappa: jax.Array
+    rows: jax.Array
+    updates: jax.Array
+    #: What the problem adds to ``B``, relative to its mean eigenvalue.
+    ridge: jax.Array
+    #: Rows that wait for the next update.
+    buffer: Tree
+    waiting: jax.Array
+
+    @classmethod
+    def empty(cls, template: Tree, r: int, capacity: int, ridge: float) -> Sketch:
+        dtype = jax.tree.leaves(template)[0].dtype
+        r, zero = min(r, trees.size(template)), jnp.zeros((), dtype)
+        spectrum = jnp.zeros(r, dtype)
+        # Until rows have come the metric is the identity.
+        one = jnp.ones((), dtype)
+        U, buffer = trees.blank(r, template), trees.blank(capacity, template)
+        return cls(U, spectrum, spectrum, zero, one, one, one, zero, zero, ridge * one, buffer, zero)
+
+    @property
+    def added(self) -> jax.Array:
+        """The ridge, in the data's units."""
+        return self.ridge * self.energy / trees.size(trees.part(self.U, 0, 1))
+
+    @property
+    def variances(self) -> jax.Array:
+        """Along ``U``."""
+        return jnp.maximum(_smoothed(self.held), self.floor)
+
+    def apply(self, V: Tree) -> Tree:
+        along = trees.gram(V, self.U) * (self.variances - self.floor)
+        return trees.add(trees.scale(self.floor + self.added, V), trees.combine(along, self.U))
+
+    def solve(self, G: Tree) -> Tree:
+        outside = self.floor + self.added
+        along = trees.gram(G, self.U) * (1 / (self.variances + self.added) - 1 / outside)
+        return trees.add(trees.scale(1 / outside, G), trees.combine(along, self.U))
+
+    def keep(self, x: Tree) -> Sketch:
+        """With the rows of one more batch in the buffer; once it is full, the last of them in place of the last."""
+        x = rows.dense(x)
+        capacity = jax.tree.leaves(self.buffer)[0].shape[0]
+        b = min(rows.n_rows(x), capacity)
+        start = jnp.minimum(self.waiting, capacity - b).astype(jnp.int32)
+
+        def put(held: jax.Array, new: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice_in_dim(held, new[:b], start, 0)
+
+        return self._replace(buffer=jax.tree.map(put, self.buffer, x), waiting=jnp.minimum(self.waiting + b, capacity))
+
+    def update(self, horizon: float) -> Sketch:
+        """Measure the waiting rows against what is known of the last ``horizon`` rows, then learn them."""
+        n, before = jnp.maximum(self.waiting, 1), jnp.minimum(self.rows, horizon)
+        index = jnp.arange(jax.tree.leaves(self.buffer)[0].shape[0])
+        X = trees.scale((index < self.waiting).astype(self.seen.dtype), self.buffer)
+        scores = trees.gram(X, self.U)
+        energies = trees.dot(X, X)
+        measured = self._measured(scores, energies, n)
+        U, seen = _learned(X, scores, self.U, self.seen, n, n / (before + n))
+        return measured._replace(U=U, seen=seen, rows=before + n, waiting=jnp.zeros_like(self.waiting))
+
+    def _measured(self, scores: jax.Array, energies: jax.Array, n: Any) -> Sketch:
+        d, r = trees.size(trees.part(self.U, 0, 1)), len(self.seen)
+        fresh = jnp.maximum(1 / (self.updates + 1), FRESH)
+        # The first block is measured against nothing: all its energy is outside.
+        weight = jnp.where(self.updates <= 1, 1, jnp.maximum(1 / jnp.maximum(self.updates, 1), FRESH))
+        squares = scores**2
+        rest = jnp.maximum(energies - squares.sum(1), 0)
+        energy = self.energy + jnp.where(self.updates == 0, 1, fresh) * (energies.sum() / n - self.energy)
+        held = self.held + weight * (squares.sum(0) / n - self.held)
+        outside = self.outside + weight * (rest.sum() / n - self.outside)
+        mean = energy / d
+
+        smooth = _smoothed(held)
+        tail = smooth[-max(r // 16, 1) :].mean() if d > r else jnp.zeros((), held.dtype)
+        stable = jnp.maximum(jnp.maximum(outside / max(d - r, 1) if d > r else 0.0, tail), LEAST * mean)
+        floors = stable * jnp.maximum(mean / stable, 2) ** jnp.linspace(0, 1, TRIED, dtype=held.dtype)
+
+        def leverages(floor: jax.Array) -> tuple[jax.Array, jax.Array]:
+            added = self.ridge * mean
+            h = squares @ (1 / (jnp.maximum(smooth, floor) + added)) + rest / (floor + added)
+            return h.sum() / n, (h**2).sum() / n
+
+        first, second = jax.vmap(leverages)(floors)
+        spread = second / jnp.maximum(first**2, jnp.finfo(held.dtype).tiny)
+        choice = jnp.argmax(spread <= CALM * spread.min())
+        began = self.updates > 0
+        floor = jnp.where(began, jnp.maximum(floors[choice], FALL * jnp.where(began, self.floor, mean)), mean)
+        first, second = leverages(floor)
+        kappa = second / jnp.maximum(first, jnp.finfo(held.dtype).tiny)
+        kappa = jnp.where(began, jnp.where(self.updates == 1, kappa, self.kappa + weight * (kappa - self.kappa)), d)
+        return self._replace(
+            held=held,
+            outside=outside,
+            energy=energy,
+            floor=floor,
+            kappa=kappa,
+            updates=self.updates + 1,
+        )
+
+
+def _smoothed(values: jax.Array) -> jax.Array:
+    """Means of nine neighbours, made to fall."""
+    if len(values) <= 20:
+        return values
+    padded = jnp.concatenate([values[:4][::-1], values, values[-4:][::-1]])
+    return jax.lax.cummin(jnp.convolve(padded, jnp.full(9, 1 / 9, values.dtype), mode="valid"))
+
+
+def _learned(X: Tree, scores: jax.Array, U: Tree, seen: jax.Array, n: Any, weight: Any) -> tuple[Tree, jax.Array]:
+    """The leading directions and variances of the rows behind ``U`` and the new ones together (Brand, 2002)."""
+    rest = trees.subtract(X, trees.combine(scores, U))
+    # Twice is enough (Parlett): what rounding left along U goes.
+    rest = trees.subtract(rest, trees.combine(trees.gram(rest, U), U))
+    e, Q = jnp.linalg.eigh(trees.gram(rest, rest))
+    # Of rows that U spans already, rounding is left.
+    keep = e > jnp.maximum(1e-6 * e[-1], 1e-9 * trees.dot(X, X).sum())
+    root = jnp.sqrt(jnp.where(keep, e, 1))
+    Z = trees.combine(jnp.where(keep, Q / root, 0).T, rest)
+    coordinates = jnp.concatenate([scores, jnp.where(keep, Q * root, 0)], axis=1)
+    inner = weight / n * coordinates.T @ coordinates
+    inner = inner + jnp.diag(jnp.concatenate([(1 - weight) * seen, jnp.zeros_like(e)]))
+    sigma, R = jnp.linalg.eigh(inner)
+    r = len(seen)
+    R = R[:, ::-1][:, :r]
+    U = trees.add(trees.combine(R[:r].T, U), trees.combine(R[r:].T, Z))
+    # A Newton step to the nearest orthonormal rows: P⁻¹ would blow up what rounding leaves of a large variance.
+    U = trees.combine(1.5 * jnp.eye(r, dtype=e.dtype) - 0.5 * trees.gram(U, U), U)
+    return U, jnp.maximum(sigma[::-1][:r], 0)

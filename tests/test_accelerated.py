@@ -1,0 +1,322 @@
+"""The accelerated game: identities of its parts, accuracy on planted problems, and what it says of itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+
+import eigenstream as es
+from eigenstream import trees
+from eigenstream.outliers import Outliers
+from eigenstream.solvers import accelerated, knowing
+from eigenstream.solvers.metric import Diagonal, Sketch
+
+
+def planted(n, dims, variances, correlations, seed=0):
+    """Views with planted correlations in random directions."""
+    rng = np.random.default_rng(seed)
+    rho = np.asarray(correlations)
+    z = rng.normal(size=(n, len(rho)))
+    views = []
+    for d in dims:
+        noise = rng.normal(size=(n, d))
+        noise[:, : len(rho)] = np.sqrt(rho) * z + np.sqrt(1 - rho) * noise[:, : len(rho)]
+        rotation = np.linalg.qr(rng.normal(size=(d, d)))[0]
+        views.append(((noise * np.sqrt(rng.permutation(variances(d)))) @ rotation.T).astype("f4"))
+    return views
+
+
+def batched(views, size=100):
+    return [tuple(v[i : i + size] for v in views) for i in range(0, len(views[0]), size)]
+
+
+def captured(views, V, k):
+    """Total canonical correlation of the projected views over the exact top-k sum."""
+
+    def correlations(views):
+        whitened = [np.linalg.qr(v - v.mean(0))[0] for v in views]
+        return np.linalg.svd(whitened[0].T @ whitened[1], compute_uv=False)
+
+    cut = views[0].shape[1]
+    views = [v.astype("f8") for v in views]
+    scores = views[0] @ V[:cut], views[1] @ V[cut:]
+    return correlations(scores)[:k].sum() / correlations(views)[:k].sum()
+
+
+def power_law(d):
+    return np.arange(1, d + 1) ** -1.0
+
+
+POWER = planted(12000, (160, 120), power_law, np.linspace(0.95, 0.5, 8))
+
+
+# The parts.
+
+
+def test_a_sketch_of_all_directions_is_the_second_moment():
+    rng = np.random.default_rng(0)
+    X = (rng.normal(size=(2000, 12)) * np.linspace(3, 1, 12)).astype("f4")
+    sketch = Sketch.empty(jax.ShapeDtypeStruct((12,), jnp.float32), 20, 500, 0.0)
+    for part in np.split(X, 4):
+        sketch = sketch.keep(jnp.asarray(part)).update(np.inf)
+    C = X.T @ X / len(X)
+    reached = np.asarray(sketch.U).T * np.asarray(sketch.seen) @ np.asarray(sketch.U)
+    assert np.abs(reached - C).max() < 1e-4 * np.abs(C).max()
+    assert np.abs(np.asarray(sketch.U @ sketch.U.T) - np.eye(12)).max() < 1e-5
+
+
+def test_the_sketch_metric_and_its_inverse_belong_together():
+    rng = np.random.default_rng(1)
+    X = (rng.normal(size=(600, 40)) * np.linspace(5, 0.2, 40)).astype("f4")
+    sketch = Sketch.empty(jax.ShapeDtypeStruct((40,), jnp.float32), 10, 200, 0.1)
+    for part in np.split(X, 3):
+        sketch = sketch.keep(jnp.asarray(part)).update(np.inf)
+    V = jnp.asarray(rng.normal(size=(5, 40)), jnp.float32)
+    assert np.abs(np.asarray(sketch.solve(sketch.apply(V)) - V)).max() < 1e-3
+
+
+def test_the_floor_of_a_sketch_rises_where_few_rows_carry_a_direction():
+    rng = np.random.default_rng(2)
+    calm = rng.normal(size=(4000, 30)).astype("f4") * np.r_[np.ones(20), np.full(10, 1e-2)].astype("f4")
+    rare = calm.copy()
+    rare[:, 20:] *= 30 * (rng.uniform(size=(4000, 10)) < 1e-3)
+
+    def floor(X):
+        sketch = Sketch.empty(jax.ShapeDtypeStruct((30,), jnp.float32), 30, 250, 0.0)
+        for part in np.split(X, 16):
+            sketch = sketch.keep(jnp.asarray(part)).update(np.inf)
+        return float(sketch.floor)
+
+    assert floor(rare) > 10 * floor(calm)
+
+
+def test_the_gain_weighs_rows_alike_where_players_stand_still():
+    # Noise 1/300 known, 1/100 new: the mean of 400 rows.
+    P = jnp.asarray(np.diag([1.0, 4.0]))
+    gain = accelerated._gain(P / 300, P / 100, False)
+    assert np.allclose(gain, 0.25 * np.eye(2), atol=1e-4)
+    after = accelerated._noise_after(gain, P / 300, P / 100)
+    assert np.allclose(after, P / 400, rtol=1e-3)
+
+
+def test_players_that_span_everything_average_like_the_exact_solver():
+    X = np.random.default_rng(0).normal(size=(3000, 6)).astype("f4") * [6, 5, 4, 3, 2, 1] + 7
+    game = es.solve(es.problems.pca(), np.split(X.astype("f4"), 30), k=2, solver="game")
+    exact = es.solve(es.problems.pca(), [X], k=2, solver="exact")
+    assert es.metrics.subspace_error(game.V, exact.V) < 1e-4
+
+
+# Accuracy.
+
+
+@pytest.fixture(scope="module")
+def game_on_power():
+    return es.solve(es.problems.cca(), batched(POWER), k=4, solver="game")
+
+
+def test_one_pass_captures_the_correlations(game_on_power):
+    assert captured(POWER, game_on_power.V, 4) > 0.985
+
+
+def test_no_other_streaming_solver_captures_as_much(game_on_power):
+    best = captured(POWER, game_on_power.V, 4)
+    for other in (es.solvers.Paper(learning_rate=0.1), es.solvers.EckartYoung(learning_rate=0.01)):
+        assert captured(POWER, es.solve(es.problems.cca(), batched(POWER), k=4, solver=other).V, 4) < best
+
+
+def test_scaling_the_views_changes_nothing(game_on_power):
+    scaled = [POWER[0] * np.float32(1e3), POWER[1] * np.float32(1e-3)]
+    result = es.solve(es.problems.cca(), batched(scaled), k=4, solver="game")
+    assert abs(captured(scaled, result.V, 4) - captured(POWER, game_on_power.V, 4)) < 3e-3
+
+
+def test_the_size_of_batches_hardly_matters(game_on_power):
+    for size in (20, 500):
+        result = es.solve(es.problems.cca(), batched(POWER, size), k=4, solver="game")
+        assert abs(captured(POWER, result.V, 4) - captured(POWER, game_on_power.V, 4)) < 1e-2
+
+
+def test_more_passes_are_not_worse(game_on_power):
+    twice = es.solve(es.problems.cca(), batched(POWER), k=4, solver="game", max_epochs=2)
+    assert captured(POWER, twice.V, 4) > captured(POWER, game_on_power.V, 4)
+
+
+def test_multiview_and_pls_and_lda_reach_the_exact_answer():
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=(6000, 2))
+    views = [(z @ rng.normal(size=(2, 60)) + rng.normal(size=(6000, 60))).astype("f4") for _ in range(3)]
+    for problem, data in ((es.problems.multiview(), views), (es.problems.pls(), views[:2])):
+        game = es.solve(problem, batched(data), k=2, solver="game")
+        exact = es.solve(problem, batched(data), k=2, solver="exact")
+        assert np.abs(game.eigenvalues / exact.eigenvalues - 1).max() < 0.02
+    labels = np.arange(6000) % 3
+    X = (rng.normal(size=(6000, 150)) + 2 * np.eye(150)[labels]).astype("f4")
+    batches = [(X[i : i + 100], labels[i : i + 100]) for i in range(0, 6000, 100)]
+    game = es.solve(es.problems.lda(3), batches, k=2, solver="game")
+    exact = es.solve(es.problems.lda(3), batches, k=2, solver="exact")
+    assert es.metrics.subspace_error(game.V, exact.V) < 0.05
+
+
+def test_ica_finds_the_least_gaussian_direction():
+    rng = np.random.default_rng(0)
+    S = np.c_[rng.uniform(-1, 1, 9000) * 3, rng.normal(size=(9000, 4))].astype("f4")
+    game = es.solve(es.problems.ica(), np.split(S, 90), k=1, solver="game", which="smallest")
+    assert abs(game.V[0, 0]) / np.linalg.norm(game.V) > 0.98
+
+
+def test_given_matrices_are_solved_to_rounding():
+    A = np.diag(np.linspace(1, 9, 300)).astype("f4")
+    B = np.diag(np.linspace(1, 2, 300)).astype("f4")
+    exact = scipy.linalg.eigh(A, B)[0]
+    for which, wanted in (("largest", exact[::-1][:3]), ("smallest", exact[:3])):
+        result = es.solve(es.problems.matrices(A, B), None, k=3, solver="game", which=which, max_steps=100)
+        assert result.converged
+        assert np.abs(result.eigenvalues - wanted).max() < 1e-4
+
+
+def test_blocks_of_a_graph_are_found_in_its_edges():
+    rng = np.random.default_rng(0)
+    block = np.arange(300) % 3
+    chance = np.where(block[:, None] == block[None], 0.3, 0.02)
+    i, j = np.nonzero(np.triu(rng.uniform(size=(300, 300)) < chance, 1))
+    order = rng.permutation(len(i))
+    edges = [(i[part], j[part]) for part in np.array_split(order, 40)]
+    problem = es.problems.laplacian(n_nodes=300)
+    options = {"k": 3, "which": "smallest"}
+    exact = es.solve(problem, edges, solver="exact", **options)
+    game = es.solve(problem, edges, solver="game", max_epochs=3, **options)
+    degrees = np.bincount(np.r_[i, j], minlength=300).astype(float)
+    assert es.metrics.subspace_error(game.V, exact.V, np.diag(degrees)) < 0.03
+
+
+# What it knows.
+
+
+def test_it_says_whether_it_has_converged(game_on_power):
+    few = es.solve(es.problems.cca(), batched([v[:800] for v in POWER]), k=4, solver="game")
+    assert game_on_power.converged
+    assert not few.converged
+    assert "more rows like these would do" in few.message
+
+
+def test_heldout_eigenvalues_are_near_the_population_s(game_on_power):
+    truth = np.linspace(0.95, 0.5, 8)[:4]
+    assert (np.abs(game_on_power.heldout - truth) < 4 * game_on_power.heldout_error + 0.05).all()
+    assert (game_on_power.heldout_error > 0).all()
+
+
+def test_eigenvalues_that_cannot_be_told_apart_are_named():
+    lam, errors = np.array([0.9, 0.8, 0.799, 0.5]), np.full(4, 0.01)
+    assert knowing.clusters(lam, errors) == [(1, 2)]
+    assert knowing.clusters(np.array([3.0, 2.0, 1.0]), np.zeros(3)) == []
+
+
+def test_tol_stops_a_run_that_has_converged():
+    result = es.solve(es.problems.cca(), batched(POWER), k=4, solver="game", max_epochs=5, tol=0.02)
+    assert result.converged
+    assert result.n_samples_seen < 5 * 12000
+    assert "shortfall is below tol" in result.message
+
+
+# Drift and safety.
+
+
+@pytest.mark.parametrize("solver", ["game", "exact"])
+def test_a_half_life_follows_a_rotating_covariance(solver):
+    rng = np.random.default_rng(0)
+    n, d = 24000, 120
+    angle = np.linspace(0, np.pi / 2, n)
+    lead = np.zeros((n, d))
+    lead[:, 0], lead[:, 1] = np.cos(angle), np.sin(angle)
+    X = (rng.normal(size=(n, d)) + 3 * rng.normal(size=(n, 1)) * lead).astype("f4")
+    batches = np.split(X, 240)
+
+    def cosine(half_life):
+        result = es.solve(es.problems.pca(), batches, k=1, solver=solver, half_life=half_life)
+        return abs(result.V[1, 0]) / np.linalg.norm(result.V)
+
+    assert cosine(2000) > 0.97
+    assert cosine(None) < 0.9
+
+
+def test_outliers_are_scaled_down_and_named():
+    rng = np.random.default_rng(0)
+    dirty = [v.copy() for v in POWER]
+    rows = rng.choice(len(dirty[0]), 12, replace=False)
+    for view in dirty:
+        view[rows] *= 30
+    with pytest.warns(UserWarning, match="rows have over 100 times the mean energy"):
+        result = es.solve(es.problems.cca(), batched(dirty), k=4, solver="game")
+    clean = es.solve(es.problems.cca(), batched(POWER), k=4, solver="game")
+    assert captured(POWER, result.V, 4) > captured(POWER, clean.V, 4) - 0.05
+    guard = Outliers(100.0)
+    for batch in batched(dirty):
+        guard.tame(batch)
+    assert guard.count == 12
+    assert set(guard.named) <= set(rows.tolist())
+
+
+def test_constant_and_duplicate_columns_small_batches_and_few_rows():
+    X, Y = (v.copy() for v in POWER)
+    X[:, 3], X[:, 4] = 5.0, X[:, 5]
+    result = es.solve(es.problems.cca(), batched((X, Y)), k=4, solver="game")
+    assert captured((np.delete(X, [3, 4], 1), Y), np.delete(result.V, [3, 4], 0), 4) > 0.97
+    pairs = es.solve(es.problems.cca(), batched([v[:600] for v in POWER], 2), k=2, solver="game")
+    assert np.isfinite(pairs.V).all()
+    few = [v[:90] for v in POWER]
+    ridged = es.solve(es.problems.cca(ridge=0.5), batched(few, 30), k=2, solver="game")
+    assert np.isfinite(ridged.V).all()
+
+
+def test_every_component_of_a_small_problem():
+    X = np.random.default_rng(0).normal(size=(2000, 5)) * [5, 4, 3, 2, 1]
+    result = es.solve(es.problems.pca(), np.split(X, 20), k=5, solver="game")
+    assert np.allclose(result.eigenvalues, [25, 16, 9, 4, 1], rtol=0.15)
+
+
+def test_rows_that_are_not_finite_on_a_device_are_not_learned_from():
+    X = np.random.default_rng(0).normal(size=(4000, 200)).astype("f4") * np.linspace(3, 1, 200).astype("f4")
+    batches = [jnp.asarray(x) for x in np.split(X, 40)]
+    batches[20] = batches[20].at[3, 3].set(jnp.nan)
+    result = es.solve(es.problems.pca(center=False), batches, k=2, solver="game")
+    assert np.isfinite(result.V).all()
+    assert "not finite and not taken" in result.message
+
+
+def test_a_step_is_pure_and_serves_scan():
+    solver, problem = es.solvers.Game(), es.problems.cca()
+    batches = batched(POWER)[:30]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+    first = jax.tree.map(jnp.asarray, batches[0])
+    state = solver.init(problem, first, 2, jax.random.key(0))
+    scanned, _ = jax.jit(lambda s, b: jax.lax.scan(lambda s, x: solver.step(problem, s, x), s, b))(state, stacked)
+    for batch in batches:
+        state, _ = jax.jit(lambda s, b: solver.step(problem, s, b))(state, jax.tree.map(jnp.asarray, batch))
+    assert int(scanned.moves) == int(state.moves) > 2
+    one, other = (trees.columns(trees.part(s.S, 0, 2)) for s in (state, scanned))
+    assert es.metrics.subspace_error(one, other) < 1e-3
+
+
+# The choice.
+
+
+def test_auto_takes_the_game_where_sums_do_not_fit(caplog):
+    caplog.set_level("INFO", "eigenstream")
+    result = es.solve(es.problems.cca(), batched(POWER), k=2, memory_budget=1e6)
+    assert isinstance(result.solver, es.solvers.Game)
+    assert "over memory_budget" in caplog.text
+    assert isinstance(es.solve(es.problems.cca(), batched(POWER), k=2).solver, es.solvers.Exact)
+
+
+def test_settings_are_checked():
+    for settings in ({"extra": -1}, {"rank": 0}, {"half_life": 0.0}, {"outlier": 1.0}):
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            es.solvers.Game(**settings)
+    with pytest.raises(ValueError, match="half_life"):
+        es.solve(es.problems.pca(), [np.eye(4)], k=1, solver="paper", half_life=10.0)
+
+
+def test_a_diagonal_metric_leaves_coordinates_that_no_row_touched_some_weight():
+    metric = Diagonal(jnp.array([1.0, 0.0]), jnp.array(4.0), jnp.array(1.0))
+    assert np.isfinite(np.asarray(metric.solve(jnp.ones((1, 2))))).all()
