@@ -57,8 +57,8 @@ POWER = planted(12000, (160, 120), power_law, np.linspace(0.95, 0.5, 8))
 def test_a_sketch_of_all_directions_is_the_second_moment():
     rng = np.random.default_rng(0)
     X = (rng.normal(size=(2000, 12)) * np.linspace(3, 1, 12)).astype("f4")
-    sketch = Sketch.empty(jax.ShapeDtypeStruct((12,), jnp.float32), 20, 500, 0.0)
-    for part in np.split(X, 4):
+    sketch = Sketch.empty(jax.ShapeDtypeStruct((12,), jnp.float32), 12, 0.0)
+    for part in np.split(X, 8):
         sketch = sketch.keep(jnp.asarray(part)).update(np.inf)
     C = X.T @ X / len(X)
     reached = np.asarray(sketch.U).T * np.asarray(sketch.seen) @ np.asarray(sketch.U)
@@ -69,7 +69,7 @@ def test_a_sketch_of_all_directions_is_the_second_moment():
 def test_the_sketch_metric_and_its_inverse_belong_together():
     rng = np.random.default_rng(1)
     X = (rng.normal(size=(600, 40)) * np.linspace(5, 0.2, 40)).astype("f4")
-    sketch = Sketch.empty(jax.ShapeDtypeStruct((40,), jnp.float32), 10, 200, 0.1)
+    sketch = Sketch.empty(jax.ShapeDtypeStruct((40,), jnp.float32), 10, 0.1)
     for part in np.split(X, 3):
         sketch = sketch.keep(jnp.asarray(part)).update(np.inf)
     V = jnp.asarray(rng.normal(size=(5, 40)), jnp.float32)
@@ -83,7 +83,7 @@ def test_the_floor_of_a_sketch_rises_where_few_rows_carry_a_direction():
     rare[:, 20:] *= 30 * (rng.uniform(size=(4000, 10)) < 1e-3)
 
     def floor(X):
-        sketch = Sketch.empty(jax.ShapeDtypeStruct((30,), jnp.float32), 30, 250, 0.0)
+        sketch = Sketch.empty(jax.ShapeDtypeStruct((30,), jnp.float32), 30, 0.0)
         for part in np.split(X, 16):
             sketch = sketch.keep(jnp.asarray(part)).update(np.inf)
         return float(sketch.floor)

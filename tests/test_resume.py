@@ -100,6 +100,18 @@ def test_every_solver_resumes_to_the_same_bits(solver, tmp_path):
     assert_same(*runs(es.problems.pca(), lambda: es.streams.batches(X), tmp_path / "oja", 5, k=2, solver=Oja()))
 
 
+@pytest.mark.parametrize("at", [3, 12])
+def test_the_accelerated_game_resumes_to_the_same_bits(at, tmp_path):
+    wide = np.random.default_rng(0).normal(size=(6000, 260)).astype(np.float32) * np.linspace(2, 0.2, 260, dtype="f4")
+    wide[4321] *= 50
+
+    def stream():
+        return es.streams.batches(wide[:, :140], wide[:, 140:], batch_size=70, random_state=1)
+
+    with pytest.warns(UserWarning, match="mean energy"):
+        assert_same(*runs(es.problems.cca(), stream, tmp_path, at, k=3, solver="game", max_epochs=2))
+
+
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_streams_of_all_kinds_resume(at, tmp_path):
     """A list, a generator, tiny batches that wait for one another, explicit matrices."""

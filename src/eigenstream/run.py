@@ -412,7 +412,7 @@ class Run:
         for name, value in values.items():
             setattr(self, name, value)
         self.history = [
-            {key: np.array(value) if key == "eigenvalues" else value for key, value in record.items()}
+            {key: np.array(value) if key in ("eigenvalues", "heldout") else value for key, value in record.items()}
             for record in history
         ]
         self.engine.restore(arrays, self.epoch)

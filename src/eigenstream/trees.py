@@ -72,6 +72,21 @@ def blank(k: int, template: Tree) -> Tree:
     return jax.tree.map(lambda s: jnp.zeros((k, *s.shape), s.dtype), template)
 
 
+def units(template: Tree) -> Tree:
+    """All unit vectors as players."""
+    leaves, structure = jax.tree.flatten(template)
+    sizes = [int(np.prod(s.shape)) for s in leaves]
+    d, starts = sum(sizes), np.cumsum([0, *sizes])
+    parts = [jnp.eye(d, n, -int(a), dtype=s.dtype) for n, a, s in zip(sizes, starts, leaves, strict=False)]
+    return jax.tree.unflatten(structure, [p.reshape(d, *s.shape) for p, s in zip(parts, leaves, strict=True)])
+
+
+def orthonormal(V: Tree) -> Tree:
+    """Players that are orthonormal but for rounding, with that taken off: one Newton step to the nearest."""
+    G = gram(V, V)
+    return combine(1.5 * jnp.eye(len(G), dtype=G.dtype) - 0.5 * G, V)
+
+
 def mean(items: list[Tree]) -> Tree:
     """The mean of trees of one structure."""
     if len(items) == 1:

@@ -9,8 +9,8 @@ then the players move to the best vectors in their common span. ``docs/accelerat
     V ← argmax over c S of  c (S MAᵀ) cᵀ - doubt   subject to   c (S MBᵀ + κ N) cᵀ = 1
     W ← P⁻¹ (rewards less penalties of V)
 
-``N`` is the noise in ``M`` and ``R = S P Sᵀ / rows`` that of the rows gathered, in units of ``κ``, the noise of a row.
-The players wait for ``√(κ T)`` rows after ``T``: fewer would move them by noise, more would waste rows.
+``N`` is the noise in ``M`` and ``R = S B Sᵀ / rows`` that of the rows gathered, in units of ``κ``, the noise of a row.
+The players wait for about ``√(κ T)`` rows after ``T``: fewer would move them by noise, more would waste rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from eigenstream.solvers.stochastic import Info
 Tree = Any
 
 #: Moves are this much (squared) more frequent than one in √(κ T) rows.
-PACE = 5.0
+PACE = 4.0
 #: By how many deviations of its noise an eigenvalue within the span is taken for less than it seems.
 DOUBT = 0.5
 #: Directions of the span with a smaller share than this are rounding.
@@ -46,6 +46,11 @@ EARLY, GROWTH = 6, 1.1
 CHANGED = 3.0
 #: The least eigenvalue, relative to the largest, that noise is measured against.
 OWN = 0.1
+#: A row moves ``B v`` by ``κ ⟨v, B v⟩`` on average, which the rows gathered can only estimate: this share of the noise
+#: is put at ``κ ⟨v, P v⟩`` instead.
+GUARD = 0.3
+#: Blocks of up to this dimension are sketched whole where no rank is asked for; larger ones by so many directions.
+WHOLE, RANK = 1024, 384
 #: How much of the held-out scores before a move still counts after it.
 KEPT = 0.7
 #: Gains of the last moves that are remembered.
@@ -107,8 +112,9 @@ class Game:
     ----------
     extra : int
         Players beyond those asked for, which make these converge faster.
-    rank : int
-        Rank of the sketch of each block of ``B`` that preconditions the moves.
+    rank : int, optional
+        Rank of the sketch of each block of ``B`` that preconditions the moves; left out, 384, or all of a block of no
+        more than 1,024 dimensions.
     half_life : float, optional
         Rows after which a row counts half; None: all count alike.
     outlier : float
@@ -126,13 +132,15 @@ class Game:
     """
 
     extra: int = 32
-    rank: int = 384
+    rank: int | None = None
     half_life: float | None = None
     outlier: float = 100.0
 
     def __post_init__(self) -> None:
         for name, least in (("extra", 0), ("rank", 1)):
             value = getattr(self, name)
+            if value is None and name == "rank":
+                continue
             if not (isinstance(value, int | np.integer) and value >= least):
                 raise ValueError(f"{name}={value!r}: give a whole number of at least {least}")
         check_half_life(self.half_life)
@@ -202,7 +210,10 @@ class Game:
             ones = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), template)
             return Diagonal(ones, zero, zero if problem.orthonormal else zero + 1)
         blocks = problem.blocks(template)
-        return tuple(Sketch.empty(block, self.rank, max(self.rank // 2, 1), problem.ridge) for block in blocks)
+        return tuple(Sketch.empty(block, self._rank(trees.size(block)), problem.ridge) for block in blocks)
+
+    def _rank(self, d: int) -> int:
+        return min(self.rank if self.rank is not None else RANK if d > WHOLE else d, d)
 
     def step(self, problem: Problem, state: GameState, batch: Tree) -> tuple[GameState, Info]:
         """Learn from one batch, and move once enough rows are gathered."""
@@ -267,7 +278,11 @@ class Game:
         P = _Blocks(problem, metric)
         A, B = (trees.scale(1 / n, sums) for sums in state.gathered[1:])
         PS = P.apply(S)
-        R = jnp.zeros_like(trees.gram(S, PS)) if problem.noiseless else trees.gram(S, PS) / n
+        energy = trees.gram(S, PS)
+        if B is not None:
+            energy = GUARD * energy + (1 - GUARD) * trees.gram(S, B)
+            energy = (energy + energy.T) / 2
+        R = jnp.zeros_like(energy) if problem.noiseless else energy / n
 
         # A Kalman filter: what was known of the products, and what the rows gathered say.
         forget = 1.0 if self.half_life is None else 2 ** (n / self.half_life)
@@ -282,7 +297,7 @@ class Game:
 
         # Rayleigh and Ritz, in doubt of what noise there is.
         GA, GB = _symmetric(trees.gram(S, MA), L), _symmetric(trees.gram(S, MB), L)
-        lengths = jnp.maximum(trees.dot(S, PS), jnp.finfo(GB.dtype).tiny)
+        lengths = jnp.maximum(jnp.diag(energy), jnp.finfo(GB.dtype).tiny)
         GB = GB + kappa * N
         doubt = DOUBT * state.size * jnp.sqrt(K * jnp.maximum(jnp.diag(N), 0) / lengths) * jnp.diag(GB)
         ritz, C = small_eigh(GA - jnp.diag(doubt), GB, CUTOFF)

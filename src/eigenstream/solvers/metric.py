@@ -24,6 +24,8 @@ FALL = 0.5
 FRESH = 0.3
 #: Least floor, relative to the mean eigenvalue: past it float32 has no digits left.
 LEAST = 1e-6
+#: Fresh rows for an update: so many, or half the rank.
+BUFFER = 256
 #: Floors that are tried, from the least that is stable to the mean eigenvalue.
 TRIED = 25
 
@@ -88,13 +90,15 @@ class Sketch(NamedTuple):
     waiting: jax.Array
 
     @classmethod
-    def empty(cls, template: Tree, r: int, capacity: int, ridge: float) -> Sketch:
-        dtype = jax.tree.leaves(template)[0].dtype
-        r, zero = min(r, trees.size(template)), jnp.zeros((), dtype)
+    def empty(cls, template: Tree, r: int, ridge: float) -> Sketch:
+        dtype, d = jax.tree.leaves(template)[0].dtype, trees.size(template)
+        zero = jnp.zeros((), dtype)
         spectrum = jnp.zeros(r, dtype)
         # Until rows have come the metric is the identity.
         one = jnp.ones((), dtype)
-        U, buffer = trees.blank(r, template), trees.blank(capacity, template)
+        # As many directions as there are need not be looked for.
+        U = trees.blank(r, template) if r < d else trees.units(template)
+        buffer = trees.blank(max(r // 2, BUFFER), template)
         return cls(U, spectrum, spectrum, zero, one, one, one, zero, zero, ridge * one, buffer, zero)
 
     @property
@@ -189,6 +193,11 @@ def _smoothed(values: jax.Array) -> jax.Array:
 
 def _learned(X: Tree, scores: jax.Array, U: Tree, seen: jax.Array, n: Any, weight: Any) -> tuple[Tree, jax.Array]:
     """The leading directions and variances of the rows behind ``U`` and the new ones together (Brand, 2002)."""
+    r, d = len(seen), trees.size(trees.part(U, 0, 1))
+    if r == d:
+        inner = jnp.diag((1 - weight) * seen) + weight / n * scores.T @ scores
+        sigma, R = jnp.linalg.eigh(inner)
+        return trees.orthonormal(trees.combine(R[:, ::-1].T, U)), jnp.maximum(sigma[::-1], 0)
     rest = trees.subtract(X, trees.combine(scores, U))
     # Twice is enough (Parlett): what rounding left along U goes.
     rest = trees.subtract(rest, trees.combine(trees.gram(rest, U), U))
@@ -201,9 +210,6 @@ def _learned(X: Tree, scores: jax.Array, U: Tree, seen: jax.Array, n: Any, weigh
     inner = weight / n * coordinates.T @ coordinates
     inner = inner + jnp.diag(jnp.concatenate([(1 - weight) * seen, jnp.zeros_like(e)]))
     sigma, R = jnp.linalg.eigh(inner)
-    r = len(seen)
     R = R[:, ::-1][:, :r]
     U = trees.add(trees.combine(R[:r].T, U), trees.combine(R[r:].T, Z))
-    # A Newton step to the nearest orthonormal rows: P⁻¹ would blow up what rounding leaves of a large variance.
-    U = trees.combine(1.5 * jnp.eye(r, dtype=e.dtype) - 0.5 * trees.gram(U, U), U)
-    return U, jnp.maximum(sigma[::-1][:r], 0)
+    return trees.orthonormal(U), jnp.maximum(sigma[::-1][:r], 0)
