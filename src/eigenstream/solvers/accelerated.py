@@ -298,12 +298,13 @@ class Game:
         # Rayleigh and Ritz, in doubt of what noise there is.
         GA, GB = _symmetric(trees.gram(S, MA), L), _symmetric(trees.gram(S, MB), L)
         lengths = jnp.maximum(jnp.diag(energy), jnp.finfo(GB.dtype).tiny)
-        GB = GB + kappa * N
+        size = _largest_quotient(GA, GB + kappa * N)
+        # Noise in the denominator must not raise an eigenvalue, as it would a negative one.
+        lift = 0.0 if problem.positive else _largest_quotient(GA, GB)
+        GA, GB = GA + lift * GB, GB + kappa * N
         doubt = DOUBT * state.size * jnp.sqrt(K * jnp.maximum(jnp.diag(N), 0) / lengths) * jnp.diag(GB)
         ritz, C = small_eigh(GA - jnp.diag(doubt), GB, CUTOFF)
         alone, _ = small_eigh((GA - jnp.diag(doubt))[:K, :K], GB[:K, :K], CUTOFF)
-        quotients = jnp.diag(GA) / jnp.where(jnp.diag(GB) > 0, jnp.diag(GB), jnp.inf)
-        size = jnp.maximum(jnp.abs(quotients).max(), jnp.finfo(GB.dtype).tiny)
         C = C[:, :K]
         came = _orthogonal(C.at[:K].set(0), C, GB)[:, : L - K]
         J = jnp.concatenate([C, came], axis=1)
@@ -314,7 +315,8 @@ class Game:
         # The paper's direction, of the players found.
         Bv = trees.add(BV, trees.scale(kappa * jnp.diag(N)[:K], trees.part(PS, 0, K)))
         norms = jnp.maximum(trees.dot(V, Bv), jnp.finfo(N.dtype).tiny)
-        lam = trees.dot(V, AV) / norms
+        bare = jnp.maximum(trees.dot(V, BV), jnp.finfo(N.dtype).tiny)
+        lam = jnp.where(trees.dot(V, AV) > 0, trees.dot(V, AV) / norms, trees.dot(V, AV) / bare)
         shift = 0.0 if problem.positive else 2 * jnp.maximum(0, -lam.min())
         pair = Products(AV, Bv), Products(AV, Bv)
         g = trees.scale(1 / norms, direction(V, [pair], Bv, norms, shift))
@@ -461,6 +463,12 @@ def _noise_after(gain: jax.Array, N: jax.Array, R: jax.Array) -> jax.Array:
     corner = gain.T @ R[:L, L:]
     known = rest.T @ N @ rest + gain.T @ R[:L, :L] @ gain
     return jnp.block([[known, corner], [corner.T, R[L:, L:]]])
+
+
+def _largest_quotient(GA: jax.Array, GB: jax.Array) -> jax.Array:
+    """The largest Rayleigh quotient among the columns, in magnitude."""
+    quotients = jnp.diag(GA) / jnp.where(jnp.diag(GB) > 0, jnp.diag(GB), jnp.inf)
+    return jnp.maximum(jnp.abs(quotients).max(), jnp.finfo(GB.dtype).tiny)
 
 
 def _symmetric(G: jax.Array, L: int) -> jax.Array:

@@ -157,7 +157,8 @@ class Sketch(NamedTuple):
 
         smooth = _smoothed(held)
         tail = smooth[-max(r // 16, 1) :].mean() if d > r else jnp.zeros((), held.dtype)
-        stable = jnp.maximum(jnp.maximum(outside / max(d - r, 1) if d > r else 0.0, tail), LEAST * mean)
+        # What is outside, however wide, is not to weigh more than what is inside.
+        stable = jnp.maximum(jnp.maximum(outside / max(min(d - r, r), 1) if d > r else 0.0, tail), LEAST * mean)
         floors = stable * jnp.maximum(mean / stable, 2) ** jnp.linspace(0, 1, TRIED, dtype=held.dtype)
 
         def leverages(floor: jax.Array) -> tuple[jax.Array, jax.Array]:
