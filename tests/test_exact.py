@@ -185,3 +185,17 @@ def test_block_structure_of_b_gives_what_the_whole_does():
     dense_b = B + 0.01
     wrong_blocks = solve_dense(A, dense_b, 3, "largest", 1e-12, [5, 4])
     np.testing.assert_allclose(wrong_blocks.eigenvalues, oracles.leading(A, dense_b, 3)[0], rtol=1e-10)
+
+
+def test_a_half_life_weighs_rows_by_their_age():
+    rng = np.random.default_rng(0)
+    X = (rng.normal(size=(3000, 3)) * np.linspace(1, 3, 3000)[:, None]).astype("f4")
+    result = es.solve(es.problems.pca(), np.split(X, 30), k=3, half_life=400.0, solver="exact")
+    weights = 0.5 ** (np.arange(3000)[::-1] / 400)
+    centred = X - weights @ X / weights.sum()
+    C = centred.T @ (centred * weights[:, None]) / (weights.sum() - 1)
+    # Fifty rows are added at a time, and count alike.
+    np.testing.assert_allclose(result.eigenvalues, np.linalg.eigvalsh(C)[::-1], rtol=5e-3)
+    assert result.n_samples_seen == 3000
+    with pytest.raises(ValueError, match="cannot fade"):
+        es.solve(es.problems.ica(), np.split(X, 30), k=1, half_life=400.0, solver="exact")

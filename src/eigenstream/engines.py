@@ -101,7 +101,8 @@ class Solving:
         if not hasattr(self.state.statistics, "operands"):
             raise ValueError("the run ended in the first of two passes: nothing can be solved yet; let it run on")
         summary = self.solver.summary(self.state)
-        return read if summary is None else int(summary.counts.sum())
+        # Sums that fade have forgotten how many rows they were.
+        return read if summary is None or self.solver.half_life is not None else int(summary.counts.sum())
 
     def end(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
         """Eigenvalues, players, residuals, whether they are the whole answer, and what happened in words."""

@@ -13,6 +13,7 @@ to ``V``. A view ``x`` is a pytree whose leaves are one of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -363,6 +364,12 @@ def join(first: Tree, second: Tree) -> Tree:
         return np.concatenate([a, b])
 
     return jax.tree.map(one, first, second, is_leaf=scipy.sparse.issparse)
+
+
+def pieces(batch: Tree, size: int) -> Iterator[Tree]:
+    """A host batch cut into consecutive ones of at most ``size`` rows."""
+    for lo in range(0, n_rows(batch), size):
+        yield jax.tree.map(lambda leaf, lo=lo: leaf[lo : lo + size], batch, is_leaf=scipy.sparse.issparse)
 
 
 def last(batch: Tree, count: int) -> Tree:

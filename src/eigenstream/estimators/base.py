@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import scipy.sparse
 from sklearn.base import BaseEstimator
@@ -198,7 +197,7 @@ class StreamEstimator(BaseEstimator):
             run.begin(run.problem.accept(batch))
         run.go_on()
         check_finite(batch)
-        for piece in _pieces(batch, BLOCK_ROWS if isinstance(run.solver, Exact) else self.batch_size):
+        for piece in rows.pieces(batch, BLOCK_ROWS if isinstance(run.solver, Exact) else self.batch_size):
             run.take(piece)
         self._run, self._stale = run, True
         for name in self._solution():
@@ -272,10 +271,3 @@ def _to_measure(batches: Any, run: Run) -> Iterator[Tree]:
                 return
     else:
         yield from map(run.problem.accept, batches.in_order(BLOCK_ROWS) if isinstance(batches, Batches) else batches)
-
-
-def _pieces(batch: Tree, size: int) -> Iterable[Tree]:
-    """A batch cut into consecutive ones of at most ``size`` rows."""
-    leaves, structure = jax.tree.flatten(batch, is_leaf=scipy.sparse.issparse)
-    for lo in range(0, leaves[0].shape[0], size):
-        yield jax.tree.unflatten(structure, [leaf[lo : lo + size] for leaf in leaves])

@@ -18,6 +18,9 @@ from eigenstream.summary import Summary
 
 Tree = Any
 
+#: Pieces that a half-life of rows is added in.
+PIECES = 8
+
 
 class ExactState(NamedTuple):
     """The statistics so far."""
@@ -70,17 +73,22 @@ class Exact:
         floats = [x.dtype for x in rows.leaves(batch) if x.dtype.kind == "f"]
         epsilon = max([state.epsilon, *(float(np.finfo(dtype).eps) for dtype in floats)])
         # Rows that are not finite are named below rather than warned of.
-        statistics = state.statistics
-        if self.half_life is not None:
-            statistics = statistics.faded(0.5 ** (rows.n_rows(batch) / self.half_life))
         with np.errstate(invalid="ignore", over="ignore"):
-            statistics = statistics.add(batch)
+            statistics = self._added(state.statistics, batch)
         # A row that is not finite shows on the diagonals.
         small = [np.diagonal(x) if np.ndim(x) == 2 else x for x in jax.tree.leaves(statistics) if np.ndim(x) <= 2]
         if not all(np.isfinite(x).all() for x in small):
             check_finite(batch)
             raise ValueError("the sums are not finite: the rows hold numbers too large to square")
         return state._replace(statistics=statistics, epsilon=epsilon)
+
+    def _added(self, statistics: Any, batch: Tree) -> Any:
+        if self.half_life is None:
+            return statistics.add(batch)
+        # Rows added together count alike, so there are few of them.
+        for piece in rows.pieces(batch, max(1, int(self.half_life / PIECES))):
+            statistics = statistics.faded(0.5 ** (rows.n_rows(piece) / self.half_life)).add(piece)
+        return statistics
 
     def next_pass(self, state: ExactState) -> ExactState | None:
         """The state to read the batches again with, or None if one pass was enough."""
