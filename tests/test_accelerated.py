@@ -206,6 +206,22 @@ def test_heldout_eigenvalues_are_near_the_population_s(game_on_power):
     assert (game_on_power.heldout_error > 0).all()
 
 
+def test_standard_errors_of_heldout_eigenvalues_are_those_of_repeated_streams():
+    rng = np.random.default_rng(0)
+
+    def estimate():
+        held = knowing.HeldOut.empty(1, jnp.float32)
+        for i in range(60):
+            b = rng.uniform(0.5, 1.5)
+            held = held.add(jnp.array([0.7 * b + 0.1 * rng.normal()]), jnp.array([b]))
+            held = held.fade(0.7) if i % 20 == 19 else held
+        return held.eigenvalues()
+
+    found = np.array([np.concatenate(estimate()) for _ in range(100)])
+    assert abs(found[:, 0].mean() - 0.7) < 0.01
+    assert 0.8 < found[:, 1].mean() / found[:, 0].std() < 1.25
+
+
 def test_eigenvalues_that_cannot_be_told_apart_are_named():
     lam, errors = np.array([0.9, 0.8, 0.799, 0.5]), np.full(4, 0.01)
     assert knowing.clusters(lam, errors) == [(1, 2)]

@@ -247,7 +247,7 @@ class Game:
             gathered=total,
             metric=metric,
             memory=memory,
-            held=state.held.add(trees.dot(V, trees.part(A, 0, k)), trees.dot(V, BV)),
+            held=state.held.add(b * trees.dot(V, trees.part(A, 0, k)), b * trees.dot(V, BV)),
             step=state.step + 1,
         )
 

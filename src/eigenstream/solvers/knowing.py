@@ -31,11 +31,14 @@ class HeldOut(NamedTuple):
         return cls(zero[0], zero, zero, zero, zero, zero)
 
     def add(self, a: jax.Array, b: jax.Array) -> HeldOut:
+        """With one more batch: its sums over rows, so that a large batch counts for more."""
         new = jnp.ones_like(self.batches), a, b, a * a, a * b, b * b
         return HeldOut(*(x + y for x, y in zip(self, new, strict=True)))
 
     def fade(self, factor: float) -> HeldOut:
-        return HeldOut(*(factor * x for x in self))
+        """Every batch counts for ``factor`` of itself, and its square for the square of that."""
+        first, second = self[:3], self[3:]
+        return HeldOut(*(factor * x for x in first), *(factor**2 * x for x in second))
 
     def eigenvalues(self) -> tuple[np.ndarray, np.ndarray]:
         """Ratios of sums, and their standard errors by the delta method."""
@@ -66,8 +69,9 @@ def verdict(state: Any, rows_read: int) -> Verdict:
     lam = np.asarray(state.lam, np.float64)[: len(state.residuals)]
     heldout, errors = state.held.eigenvalues()
     known = float(state.known)
-    alone = len(lam) and len(state.lam) == len(state.N)
-    to_come = 0.0 if alone else TO_COME * float(np.median(gains[-3:])) if len(gains) > 2 else 1.0
+    # Players that span everything have nothing to gain.
+    span_all = len(state.lam) == len(state.N)
+    to_come = 0.0 if span_all else TO_COME * float(np.median(gains[-3:])) if len(gains) > 2 else 1.0
     lost = LOST * float(state.kappa) / known if known else 1.0
     shortfall = min(max(to_come, 0.0) + lost, 1.0)
     converged = shortfall < ENOUGH
