@@ -1,5 +1,7 @@
 """The accelerated game: identities of its parts, accuracy on planted problems, and what it says of itself."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,9 @@ import pytest
 import scipy.linalg
 
 import eigenstream as es
-from eigenstream import trees
+from eigenstream import gathering, trees
 from eigenstream.outliers import Outliers
-from eigenstream.solvers import accelerated, knowing
+from eigenstream.solvers import knowing, tracking
 from eigenstream.solvers.metric import Diagonal, Sketch
 
 
@@ -94,9 +96,9 @@ def test_the_floor_of_a_sketch_rises_where_few_rows_carry_a_direction():
 def test_the_gain_weighs_rows_alike_where_players_stand_still():
     # Noise 1/300 known, 1/100 new: the mean of 400 rows.
     P = jnp.asarray(np.diag([1.0, 4.0]))
-    gain = accelerated._gain(P / 300, P / 100, False)
+    gain = tracking.gain(P / 300, P / 100, False)
     assert np.allclose(gain, 0.25 * np.eye(2), atol=1e-4)
-    after = accelerated._noise_after(gain, P / 300, P / 100)
+    after = tracking.noise_after(gain, P / 300, P / 100)
     assert np.allclose(after, P / 400, rtol=1e-3)
 
 
@@ -194,10 +196,30 @@ def test_blocks_of_a_graph_are_found_in_its_edges():
 
 
 def test_it_says_whether_it_has_converged(game_on_power):
-    few = es.solve(es.problems.cca(), batched([v[:800] for v in POWER]), k=4, solver="game")
+    few = es.solve(es.problems.cca(), batched([v[:2500] for v in POWER]), k=4, solver="game")
     assert game_on_power.converged
     assert not few.converged
     assert "more rows like these would do" in few.message
+
+
+@pytest.mark.parametrize("n", [150, 800])
+def test_a_stream_that_fits_beside_the_players_is_solved_like_exact(n):
+    views = [v[:n] for v in POWER]
+    problem = es.problems.cca(ridge=0.1)
+    game, exact = (es.solve(problem, batched(views), k=4, solver=s) for s in ("game", "exact"))
+    assert es.metrics.subspace_error(game.V, exact.V) < 1e-3
+    np.testing.assert_allclose(game.eigenvalues, exact.eigenvalues, rtol=1e-3)
+    assert game.converged
+    assert "all rows were kept" in game.message
+
+
+def test_the_first_rows_give_a_better_start_than_none():
+    """Short of the rows that fit, and past them: what moves on kept rows are for."""
+    views = [v[:4000] for v in POWER]
+    with_them = es.solve(es.problems.cca(), batched(views), k=4, solver="game")
+    with mock.patch.object(gathering, "ROOM", 0):
+        without = es.solve(es.problems.cca(), batched(views), k=4, solver="game")
+    assert 1 - captured(views, with_them.V, 4) < 0.5 * (1 - captured(views, without.V, 4))
 
 
 def test_heldout_eigenvalues_are_near_the_population_s(game_on_power):

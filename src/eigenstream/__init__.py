@@ -15,8 +15,8 @@ from eigenstream.estimators import (
     load,
     permutation_test,
 )
-from eigenstream.generalized import eigh
 from eigenstream.run import Result, solve
+from eigenstream.solvers.generalized import eigh
 
 __all__ = [
     "CCA",

@@ -1,8 +1,8 @@
-"""The two kinds of solver under way behind one face: sums that are solved once, and players that take steps."""
+"""Solvers under way behind one face: sums that are solved once, and players that take a step with every batch."""
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,11 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eigenstream import rows, trees
-from eigenstream.outliers import Outliers
 from eigenstream.problems.base import Negated, Problem, check_finite, view_sizes
-from eigenstream.solvers.accelerated import Game
 from eigenstream.solvers.exact import Exact
-from eigenstream.solvers.knowing import verdict
 from eigenstream.solvers.stochastic import Info
 from eigenstream.streams.blocks import Blocks
 from eigenstream.summary import Summary
@@ -248,135 +245,6 @@ class Playing:
     def summary(self) -> Summary | None:
         """In the rows' own coordinates."""
         return None if self.sums is None else self.sums.less(self.pilot)
-
-
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _gather(solver: Game, problem: Problem, state: Any, batch: Tree) -> Any:
-    return solver.gather(problem, state, batch)
-
-
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _move(solver: Game, problem: Problem, state: Any) -> Any:
-    return solver.move(problem, state)
-
-
-#: Rows that are multiplied at once, whatever the batches: fewer leave a processor idle.
-BLOCK = 512
-
-
-class Gathering(Playing):
-    """The accelerated game under way. Where batches begin and end means nothing to it, so small ones are joined."""
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.info = jax.tree.map(np.array, self.solver.info(self.state))
-        self.outliers = Outliers(self.solver.outlier)
-        self._queue: list[Tree] = []
-        #: Rows to go before the next move, and whether one was made since the last look.
-        self._left, self._moved = float(self.state.due), False
-
-    def prepare(self, batch: Tree) -> Tree | None:
-        """The rows that wait, once they are worth a product or enough for a move; None until then."""
-        check_finite(batch)
-        batch = self._near(batch)
-        if self.sums is not None:
-            self.sums = self.problem.summarise(self.sums, batch)
-        batch = self.problem.with_features(batch, self.outliers.tame(self.problem.features(batch)))
-        self._queue.append(batch if _on_device(batch) else rows.last(batch, rows.n_rows(batch)))
-        # A power of two of batches, so that streams of even batches compile a few programs only.
-        wanted = max(1, int(min(self._left, BLOCK)) // rows.n_rows(batch)).bit_length()
-        return self._taken() if len(self._queue) >= 1 << (wanted - 1) or _on_device(batch) else None
-
-    def remember(self, batch: Tree) -> Tree:
-        """Rows before a checkpoint are all learned."""
-        return batch
-
-    def _taken(self) -> Tree:
-        taken, self._queue = self._queue, []
-        batch = rows.to_device(reduce(rows.join, taken))
-        jax.block_until_ready(batch)
-        return batch
-
-    def step(self, batch: Tree) -> None:
-        if self.problem.noiseless:
-            super().step(batch)
-            return
-        self.state = _gather(self.solver, self.problem, self.state, batch)
-        self._left -= rows.n_rows(batch)
-        if self._left <= 0:
-            self.state, self._moved = _move(self.solver, self.problem, self.state), True
-            self.info = jax.tree.map(np.array, self.solver.info(self.state))
-            self._left = float(self.state.due)
-
-    def settle(self) -> None:
-        """Learn the rows that wait."""
-        if self._queue and sum(map(rows.n_rows, self._queue)) >= self.least:
-            self.state = _gather(self.solver, self.problem, self.state, self._taken())
-        if not self.problem.noiseless and float(self.state.gathered.rows) > 0:
-            self.state = _move(self.solver, self.problem, self.state)
-            self._left = float(self.state.due)
-        self.info = jax.tree.map(np.array, self.solver.info(self.state))
-
-    def has_begun(self) -> bool:
-        return int(self.state.step) > 0 or bool(self._queue)
-
-    def saveable(self) -> list[Any] | None:
-        if self._queue or not int(self.state.step):
-            return None
-        guard = self.outliers
-        kept: list[Any] = jax.tree.leaves(self._kept())
-        return [*kept, self._left, guard.energies, guard.seen, guard.count, np.array(guard.named, int)]
-
-    def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
-        super().restore(arrays, epoch)
-        last = len(jax.tree.leaves(self._kept()))
-        guard = self.outliers
-        self._left, guard.energies = float(arrays[last]), arrays[last + 1]
-        guard.seen, guard.count = int(arrays[last + 2]), int(arrays[last + 3])
-        guard.named = arrays.get(last + 4, np.zeros(0, int)).tolist()
-
-    def worth_a_look(self, steps: int) -> bool:
-        moved, self._moved = self._moved, False
-        return moved or self.problem.noiseless
-
-    def how_far(self, source: str) -> str:
-        return super().how_far(source) if self.problem.noiseless else f"read {source}"
-
-    def look(self) -> dict[str, Any]:
-        if self.problem.noiseless:
-            return super().look()
-        known = verdict(self.state, 1)
-        return {
-            "eigenvalues": self.sign * np.asarray(self.info.eigenvalues),
-            "residual": known.shortfall,
-            "heldout": self.sign * known.heldout,
-        }
-
-    def end(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
-        self.settle()
-        lam, V = self.solver.eigenpairs(self.problem, self.state)
-        rest = np.asarray(self.info.residuals)
-        if self.failed:
-            raise ValueError("no move of the players was finite: look for numbers too large to square")
-        found = int((np.asarray(trees.norms(V)) > 0).sum())
-        if found < len(lam):
-            raise ValueError(
-                f"k={len(lam)} is too large: only {found} components were found (constant or duplicate columns, or few "
-                "rows); give a smaller k, more rows, or a ridge"
-            )
-        if self.problem.noiseless:
-            return self.sign * lam, V, rest, bool(rest.max() < NOISELESS), stopped
-        known = verdict(self.state, n)
-        self.heldout = self.sign * known.heldout, known.errors
-        message = f"{stopped}; {known.words}" if stopped else known.words
-        if self.outliers.count:
-            self.outliers.warn()
-            message += f"; {self.outliers.report()}"
-        return self.sign * lam, V, rest, known.converged, message
-
-
-def _on_device(batch: Tree) -> bool:
-    return any(isinstance(leaf, jax.Array) for leaf in rows.leaves(batch))
 
 
 def _like(fresh: Any, saved: np.ndarray | None) -> Any:

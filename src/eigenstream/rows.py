@@ -355,15 +355,27 @@ def covariance_view(C: np.ndarray, template: Tree) -> Tree:
     )
 
 
-def join(first: Tree, second: Tree) -> Tree:
-    """Two host batches as one."""
+def join(*batches: Tree) -> Tree:
+    """Host batches as one."""
 
-    def one(a: Any, b: Any) -> Any:
-        if scipy.sparse.issparse(a):
-            return scipy.sparse.vstack([a, b], format="csr")
-        return np.concatenate([a, b])
+    def one(*leaves: Any) -> Any:
+        if len(leaves) == 1:
+            return leaves[0]
+        if scipy.sparse.issparse(leaves[0]):
+            return scipy.sparse.vstack(leaves, format="csr")
+        return np.concatenate(leaves)
 
-    return jax.tree.map(one, first, second, is_leaf=scipy.sparse.issparse)
+    return jax.tree.map(one, *batches, is_leaf=scipy.sparse.issparse)
+
+
+def owned(batch: Tree, given: Tree) -> Tree:
+    """A host batch whose memory is not that of the one given, which may be used again by who gave it."""
+
+    def one(leaf: Any, source: Any) -> Any:
+        shared = scipy.sparse.issparse(leaf) or leaf is source or np.may_share_memory(leaf, source)
+        return leaf.copy() if shared else leaf
+
+    return jax.tree.map(one, batch, given, is_leaf=scipy.sparse.issparse)
 
 
 def pieces(batch: Tree, size: int) -> Iterator[Tree]:

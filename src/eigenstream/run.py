@@ -16,7 +16,8 @@ import numpy as np
 from eigenstream import rows, trees
 from eigenstream.checkpoint import Keeper, Place
 from eigenstream.eigenpairs import WHICH
-from eigenstream.engines import LOOK_EVERY, Gathering, Playing, Solving
+from eigenstream.engines import LOOK_EVERY, Playing, Solving
+from eigenstream.gathering import Gathering
 from eigenstream.problems.base import Problem, view_sizes
 from eigenstream.progress import Bar, Interrupts
 from eigenstream.solvers.accelerated import Game

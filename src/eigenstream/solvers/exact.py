@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from eigenstream import generalized, rows, trees
+from eigenstream import rows, trees
 from eigenstream.eigenpairs import Dense, fix_signs, solve_dense
-from eigenstream.generalized import EighInfo
 from eigenstream.metrics import residuals
 from eigenstream.problems.base import Problem, check_finite, view_sizes
 from eigenstream.problems.matrices import Operands
+from eigenstream.solvers.generalized import EighInfo, eigh
+from eigenstream.solvers.schedules import check_half_life
 from eigenstream.summary import Summary
 
 Tree = Any
@@ -107,7 +108,7 @@ class Exact:
         """Eigenpairs of ``n`` rows' statistics, as SciPy would give them and as signed players, and how they came."""
         operands = state.statistics.operands()
         if isinstance(operands, Operands):
-            lam, V, info = generalized.eigh(operands.A, operands.B, k=state.k or operands.A.shape[0], which=which)
+            lam, V, info = eigh(operands.A, operands.B, k=state.k or operands.A.shape[0], which=which)
             solved = Dense(np.asarray(lam), np.asarray(V), [V.shape[0]])
         else:
             A, B = (trees.columns(M) for M in problem.products(operands, trees.identity(state.template)))
@@ -134,8 +135,3 @@ class Exact:
             rest = residuals(solved.vectors, solved.eigenvalues, A, B)
             info = EighInfo("scipy.linalg.eigh", rest, True, "solved exactly")
         return solved, fix_signs(trees.rows(solved.vectors, state.template)), info
-
-
-def check_half_life(half_life: float | None) -> None:
-    if half_life is not None and not half_life > 0:
-        raise ValueError(f"half_life={half_life!r}: give a number of rows, or None never to forget")

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from eigenstream import trees
-from eigenstream.lobpcg import small_eigh
 from eigenstream.problems.base import Problem, Products
+from eigenstream.small import small_eigh
 from eigenstream.solvers.stochastic import Pair, Schedule, State, Stochastic
 
 Tree = Any

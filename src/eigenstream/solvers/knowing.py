@@ -35,7 +35,7 @@ class HeldOut(NamedTuple):
         new = jnp.ones_like(self.batches), a, b, a * a, a * b, b * b
         return HeldOut(*(x + y for x, y in zip(self, new, strict=True)))
 
-    def fade(self, factor: float) -> HeldOut:
+    def fade(self, factor: Any) -> HeldOut:
         """Every batch counts for ``factor`` of itself, and its square for the square of that."""
         first, second = self[:3], self[3:]
         return HeldOut(*(factor * x for x in first), *(factor**2 * x for x in second))
@@ -62,21 +62,21 @@ class Verdict(NamedTuple):
     errors: np.ndarray
 
 
-def verdict(state: Any, rows_read: int) -> Verdict:
-    """What a state of `eigenstream.solvers.Game` knows of itself after so many rows."""
+def verdict(state: Any, rows_read: int, solved: bool = False) -> Verdict:
+    """What a state of `eigenstream.solvers.Game` knows of itself after so many rows, or on rows that it could keep."""
     gains = np.asarray(state.gains, np.float64)
     gains = gains[np.isfinite(gains)]
     lam = np.asarray(state.lam, np.float64)[: len(state.residuals)]
     heldout, errors = state.held.eigenvalues()
     known = float(state.known)
-    # Players that span everything have nothing to gain.
-    span_all = len(state.lam) == len(state.N)
-    to_come = 0.0 if span_all else TO_COME * float(np.median(gains[-3:])) if len(gains) > 2 else 1.0
-    lost = LOST * float(state.kappa) / known if known else 1.0
+    # Players that span everything have nothing to gain and lose no row.
+    to_come = 0.0 if state.plays_all else TO_COME * float(np.median(gains[-3:])) if len(gains) > 2 else 1.0
+    lost = 0.0 if solved or state.plays_all else LOST * float(state.kappa) / known if known else 1.0
     shortfall = min(max(to_come, 0.0) + lost, 1.0)
     converged = shortfall < ENOUGH
     worst, floor = float(np.max(state.residuals)), float(np.max(state.floors))
-    words = (
+    words = "all rows were kept and solved; " if solved else ""
+    words += (
         f"the leading eigenvalues are within about {shortfall:.2g} of their final sum; residuals reach {worst:.2g}, "
         f"and noise alone would make them {floor:.2g}"
     )

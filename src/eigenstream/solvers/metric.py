@@ -26,6 +26,8 @@ FRESH = 0.3
 LEAST = 1e-6
 #: Fresh rows for an update: so many, or half the rank.
 BUFFER = 256
+#: An update takes up as many new directions as this share of the rank: the leading ones of its rows.
+NEW = 3
 #: Floors that are tried, from the least that is stable to the mean eigenvalue.
 TRIED = 25
 
@@ -36,7 +38,6 @@ class Diagonal(NamedTuple):
     #: Shaped like one player.
     values: Tree
     rows: jax.Array
-
     #: Whether it is estimated from rows, rather than given.
     estimated: jax.Array
 
@@ -203,6 +204,8 @@ def _learned(X: Tree, scores: jax.Array, U: Tree, seen: jax.Array, n: Any, weigh
     # Twice is enough (Parlett): what rounding left along U goes.
     rest = trees.subtract(rest, trees.combine(trees.gram(rest, U), U))
     e, Q = jnp.linalg.eigh(trees.gram(rest, rest))
+    new = max(r // NEW, 1)
+    e, Q = e[-new:], Q[:, -new:]
     # Of rows that U spans already, rounding is left.
     keep = e > jnp.maximum(1e-6 * e[-1], 1e-9 * trees.dot(X, X).sum())
     root = jnp.sqrt(jnp.where(keep, e, 1))

@@ -1,4 +1,4 @@
-"""The paper's learning-rate schedule."""
+"""How fast steps shrink and the past fades."""
 
 from __future__ import annotations
 
@@ -41,3 +41,8 @@ def warmup_harmonic(base: float, final: float, warmup: int, total: int) -> Calla
         return jnp.where(step < warmup, rising, falling)
 
     return rate
+
+
+def check_half_life(half_life: float | None) -> None:
+    if half_life is not None and not half_life > 0:
+        raise ValueError(f"half_life={half_life!r}: give a number of rows, or None never to forget")

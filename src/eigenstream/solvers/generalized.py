@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.linalg
 import numpy as np
 import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg as sla
 from jax.experimental import sparse as jsparse
 
-from eigenstream import lobpcg
 from eigenstream.eigenpairs import WHICH, leading
 from eigenstream.metrics import residuals
-from eigenstream.problems.matrices import Matvec, check_operands, to_jax
+from eigenstream.problems.base import Negated, Problem
+from eigenstream.problems.matrices import Matvec, check_operands, matrices, to_jax
+from eigenstream.solvers.accelerated import Game, GameState
 
 __all__ = ["EighInfo", "eigh"]
 
@@ -232,25 +235,49 @@ def _in_jax(
     d = A.shape[0]
     A, B = to_jax(A), to_jax(B)
     dtype = A.dtype if not isinstance(A, Matvec) or B is None else B.dtype
-    block = min(d, k + max(4, k // 4))
-    whole = which == "magnitude" or 3 * block >= d
+    solver = Game(extra=max(8, k // 4))
+    whole = which == "magnitude" or solver.players(d, k) == d
     is_dense = isinstance(A, jax.Array) and (B is None or isinstance(B, jax.Array))
     if is_dense or whole:
         identity = jnp.eye(d, dtype=dtype)
         A, B = (M if M is None or isinstance(M, jax.Array) else M @ identity for M in (A, B))
-        w, V = lobpcg.dense(A if which != "smallest" else -A, B, d if which == "magnitude" else k)
+        w, V = _dense(A if which != "smallest" else -A, B, d if which == "magnitude" else k)
         w = -w if which == "smallest" else w
         if not np.isfinite(np.asarray(w)).all():
             raise ValueError("B is not positive definite in this precision: add a ridge, B + r·tr(B)/d·I")
         order = leading(np.asarray(w), k, which)
         return w[order], V[:, order], "jax.numpy.linalg.eigh", ""
-    sign = -1.0 if which == "smallest" else 1.0
-    eps = float(jnp.finfo(dtype).eps)
-    limit = max(1e-8, 100 * eps) if tol is None else tol
-    X = jax.random.normal(jax.random.key(seed), (d, block), dtype)
-    found = lobpcg.search(A, B, X, sign, k, limit, max_steps)
-    if not np.isfinite(np.asarray(found.values[:k])).all():
+    limit = max(1e-8, 100 * float(jnp.finfo(dtype).eps)) if tol is None else tol
+    problem: Problem = matrices(A, B)
+    problem, sign = (Negated(problem), -1) if which == "smallest" else (problem, 1)
+    state = _played(solver, problem, k, jax.random.key(seed), limit, max_steps)
+    if bool(state.failed) or not np.isfinite(np.asarray(state.lam[:k])).all():
         raise ValueError("B is not positive definite in this precision, or A or B holds NaN: add a ridge, or mend them")
-    worst = float(found.residuals[:k].max())
+    worst = float(state.residuals.max())
     message = "" if worst <= limit else f"the residual is {worst:.2g} after {max_steps} steps, not {limit:.2g}"
-    return sign * found.values[:k], found.X[:, :k], "eigenstream.lobpcg", message
+    return sign * state.lam[:k], state.S[:k].T, "eigenstream.solvers.Game", message
+
+
+@partial(jax.jit, static_argnames=("solver", "k", "max_steps"))
+def _played(solver: Game, problem: Problem, k: int, key: jax.Array, tol: float, max_steps: int) -> GameState:
+    """Moves on given products, until the ``k`` leading residuals are under ``tol``."""
+
+    def unfinished(state: GameState) -> jax.Array:
+        return (state.step < max_steps) & ((state.residuals > tol).any() | (state.moves < 2)) & ~state.failed
+
+    def step(state: GameState) -> GameState:
+        return solver.step(problem, state, None)[0]
+
+    return jax.lax.while_loop(unfinished, step, solver.init(problem, None, k, key))
+
+
+def _dense(A: jax.Array, B: jax.Array | None, k: int) -> tuple[jax.Array, jax.Array]:
+    """The ``k`` largest of dense JAX arrays, by Cholesky and `jax.numpy.linalg.eigh`."""
+    if B is None:
+        lam, V = jnp.linalg.eigh(A)
+        return lam[::-1][:k], V[:, ::-1][:, :k]
+    L = jnp.linalg.cholesky(B)
+    half = jax.scipy.linalg.solve_triangular(L, A, lower=True)
+    inner = jax.scipy.linalg.solve_triangular(L, half.T, lower=True)
+    lam, W = jnp.linalg.eigh((inner + inner.T) / 2)
+    return lam[::-1][:k], jax.scipy.linalg.solve_triangular(L, W[:, ::-1][:, :k], lower=True, trans=1)

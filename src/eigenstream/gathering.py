@@ -1,0 +1,209 @@
+"""The accelerated game under way: the same face as in `eigenstream.engines`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from eigenstream import rows, trees
+from eigenstream.engines import NOISELESS, Playing
+from eigenstream.outliers import Outliers
+from eigenstream.problems.base import Problem, check_finite
+from eigenstream.solvers.accelerated import Game
+from eigenstream.solvers.knowing import verdict
+
+Tree = Any
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _gather(solver: Game, problem: Problem, state: Any, batch: Tree) -> Any:
+    return solver.gather(problem, state, batch)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _observe(solver: Game, problem: Problem, state: Any, batch: Tree) -> Any:
+    return solver.observe(problem, state, batch)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _multiply(solver: Game, problem: Problem, state: Any, batch: Tree) -> Any:
+    return solver.multiply(problem, state, batch)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _learn(solver: Game, state: Any) -> Any:
+    return solver.learn(state)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _move(solver: Game, problem: Problem, state: Any, whole: bool) -> Any:
+    return solver.move(problem, state, whole)
+
+
+#: Rows that are multiplied at once, whatever the batches: fewer leave a processor idle. The first are kept in blocks
+#: that a sketch learns from.
+BLOCK, FIRST_BLOCK = 512, 256
+#: The first rows are kept while they take no more than so many times the memory of the state.
+ROOM = 2
+#: Moves on the first rows, and the most on all rows where they are all kept.
+OPENING, MOST = 10, 100
+
+
+class Gathering(Playing):
+    """The accelerated game under way. Where batches begin and end means nothing to it, so small ones are joined.
+
+    The first rows are kept, in about as much memory as the players and sketches take, and the game opens with several
+    moves on them, each from products with all of them. Those of a stream that ends before are all there are: the
+    players then move until they have solved it.
+    """
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.info = jax.tree.map(np.array, self.solver.info(self.state))
+        self.outliers = Outliers(self.solver.outlier)
+        self._queue: list[Tree] = []
+        #: Rows to go before the next move, and whether one was made since the last look.
+        self._left, self._moved = float(self.state.due), False
+        #: The first rows; None once the game has opened.
+        self._first: list[Tree] | None = None
+        if not (self.problem.noiseless or self.state.plays_all or self.solver.half_life):
+            self._first = []
+
+    def prepare(self, batch: Tree) -> Tree | None:
+        """The rows that wait, once they are worth a product or enough for a move; None until then."""
+        check_finite(batch)
+        near = self._near(batch)
+        if self.sums is not None:
+            self.sums = self.problem.summarise(self.sums, near)
+        near = self.problem.with_features(near, self.outliers.tame(self.problem.features(near)))
+        self._queue.append(near if _on_device(near) else rows.owned(near, batch))
+        # A power of two of batches, so that streams of even batches compile a few programs only.
+        most = FIRST_BLOCK if self._first is not None else int(min(self._left, BLOCK))
+        wanted = max(1, most // rows.n_rows(near)).bit_length()
+        return self._taken() if len(self._queue) >= 1 << (wanted - 1) or _on_device(near) else None
+
+    def remember(self, batch: Tree) -> Tree:
+        """Rows before a checkpoint are all learned."""
+        return batch
+
+    def _taken(self) -> Tree:
+        taken, self._queue = self._queue, []
+        batch = rows.to_device(rows.join(*taken))
+        jax.block_until_ready(batch)
+        return batch
+
+    def step(self, batch: Tree) -> None:
+        if self.problem.noiseless:
+            super().step(batch)
+        elif self._first is not None:
+            self._keep(batch)
+            if _bytes(self._first) > ROOM * _bytes(self.state):
+                self._play_first(OPENING)
+                self._first = None
+        else:
+            self.state = _gather(self.solver, self.problem, self.state, batch)
+            self._left -= rows.n_rows(batch)
+            if self._left <= 0:
+                self._move()
+
+    def _keep(self, batch: Tree) -> None:
+        self.state = _learn(self.solver, _observe(self.solver, self.problem, self.state, batch))
+        self._first = [*(self._first or []), batch]
+
+    def _play_first(self, moves: int) -> None:
+        """Move several times, each with products of all first rows."""
+        for _ in range(moves):
+            for batch in self._first or []:
+                self.state = _multiply(self.solver, self.problem, self.state, batch)
+            self._move(whole=True)
+            if float(self.info.residuals.max()) < NOISELESS:
+                break
+
+    def _move(self, whole: bool = False) -> None:
+        if not whole and bool(self.solver.is_to_learn(self.state)):
+            self.state = _learn(self.solver, self.state)
+        self.state, self._moved = _move(self.solver, self.problem, self.state, whole), True
+        self.info = jax.tree.map(np.array, self.solver.info(self.state))
+        self._left = float(self.state.due)
+
+    def settle(self) -> None:
+        """Learn the rows that wait."""
+        if self._queue and sum(map(rows.n_rows, self._queue)) >= self.least:
+            if self._first is None:
+                self.state = _gather(self.solver, self.problem, self.state, self._taken())
+            else:
+                self._keep(self._taken())
+        if self._first:
+            self._play_first(MOST)
+        elif not self.problem.noiseless and float(self.state.gathered.rows) > 0:
+            self._move()
+        self.info = jax.tree.map(np.array, self.solver.info(self.state))
+
+    def has_begun(self) -> bool:
+        return int(self.state.step) > 0 or bool(self._queue)
+
+    def saveable(self) -> list[Any] | None:
+        if self._queue or self._first is not None or not int(self.state.step):
+            return None
+        guard = self.outliers
+        kept: list[Any] = jax.tree.leaves(self._kept())
+        return [*kept, self._left, guard.energies, guard.seen, guard.count, np.array(guard.named, int)]
+
+    def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
+        super().restore(arrays, epoch)
+        last = len(jax.tree.leaves(self._kept()))
+        guard = self.outliers
+        self._left, guard.energies = float(arrays[last]), arrays[last + 1]
+        guard.seen, guard.count = int(arrays[last + 2]), int(arrays[last + 3])
+        guard.named = arrays.get(last + 4, np.zeros(0, int)).tolist()
+        self._first = None
+
+    def worth_a_look(self, steps: int) -> bool:
+        moved, self._moved = self._moved, False
+        return moved or self.problem.noiseless
+
+    def how_far(self, source: str) -> str:
+        return super().how_far(source) if self.problem.noiseless else f"read {source}"
+
+    def look(self) -> dict[str, Any]:
+        if self.problem.noiseless:
+            return super().look()
+        known = verdict(self.state, 1)
+        return {
+            "eigenvalues": self.sign * np.asarray(self.info.eigenvalues),
+            "residual": known.shortfall,
+            "heldout": self.sign * known.heldout,
+        }
+
+    def end(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
+        self.settle()
+        lam, V = self.solver.eigenpairs(self.problem, self.state)
+        rest = np.asarray(self.info.residuals)
+        if self.failed:
+            raise ValueError("no move of the players was finite: look for numbers too large to square")
+        found = int((np.asarray(trees.norms(V)) > 0).sum())
+        if found < len(lam):
+            raise ValueError(
+                f"k={len(lam)} is too large: only {found} components were found (constant or duplicate columns, or few "
+                "rows); give a smaller k, more rows, or a ridge"
+            )
+        if self.problem.noiseless:
+            return self.sign * lam, V, rest, bool(rest.max() < NOISELESS), stopped
+        known = verdict(self.state, n, solved=self._first is not None)
+        self.heldout = self.sign * known.heldout, known.errors
+        message = f"{stopped}; {known.words}" if stopped else known.words
+        if self.outliers.count:
+            self.outliers.warn()
+            message += f"; {self.outliers.report()}"
+        return self.sign * lam, V, rest, known.converged, message
+
+
+def _bytes(tree: Tree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def _on_device(batch: Tree) -> bool:
+    return any(isinstance(leaf, jax.Array) for leaf in rows.leaves(batch))
