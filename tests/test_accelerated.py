@@ -222,6 +222,17 @@ def test_the_first_rows_give_a_better_start_than_none():
     assert 1 - captured(views, with_them.V, 4) < 0.5 * (1 - captured(views, without.V, 4))
 
 
+def test_nodes_of_large_number_are_no_outliers():
+    """Edges in the order of their nodes: numbers grow by far more than rows may."""
+    n = 3000
+    i = np.arange(n - 1)
+    ends = np.sort(np.concatenate([np.stack([i, i + 1], 1), np.stack([i // 2, i + 1], 1)]), axis=0)
+    stream = [tuple(part.T) for part in np.array_split(ends, 60)]
+    result = es.solve(es.problems.laplacian(n_nodes=n), stream, 2, "game", which="smallest")
+    assert "scaled down" not in result.message
+    assert abs(result.eigenvalues[0]) < 1e-3
+
+
 def test_heldout_eigenvalues_are_near_the_population_s(game_on_power):
     truth = np.linspace(0.95, 0.5, 8)[:4]
     assert (np.abs(game_on_power.heldout - truth) < 4 * game_on_power.heldout_error + 0.05).all()

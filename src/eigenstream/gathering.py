@@ -11,8 +11,8 @@ import numpy as np
 from eigenstream import rows, trees
 from eigenstream.engines import NOISELESS, Playing
 from eigenstream.outliers import Outliers
-from eigenstream.problems.base import Problem, check_finite
-from eigenstream.solvers.accelerated import Game
+from eigenstream.problems.base import Problem
+from eigenstream.solvers.accelerated import GROWTH, Game
 from eigenstream.solvers.knowing import verdict
 
 Tree = Any
@@ -49,7 +49,7 @@ BLOCK, FIRST_BLOCK = 512, 256
 #: The first rows are kept while they take no more than so many times the memory of the state.
 ROOM = 2
 #: Moves on the first rows, and the most on all rows where they are all kept.
-OPENING, MOST = 10, 100
+OPENING, MOST = 6, 100
 
 
 class Gathering(Playing):
@@ -67,18 +67,19 @@ class Gathering(Playing):
         self._queue: list[Tree] = []
         #: Rows to go before the next move, and whether one was made since the last look.
         self._left, self._moved = float(self.state.due), False
-        #: The first rows; None once the game has opened.
+        #: The first rows, None once the game has opened, and how many were there when the sketches last learned.
         self._first: list[Tree] | None = None
+        self._learned = 0
         if not (self.problem.noiseless or self.state.plays_all or self.solver.half_life):
             self._first = []
 
     def prepare(self, batch: Tree) -> Tree | None:
         """The rows that wait, once they are worth a product or enough for a move; None until then."""
-        check_finite(batch)
         near = self._near(batch)
+        tame = self.outliers.tame(self.problem.features(near))
         if self.sums is not None:
             self.sums = self.problem.summarise(self.sums, near)
-        near = self.problem.with_features(near, self.outliers.tame(self.problem.features(near)))
+        near = self.problem.with_features(near, tame)
         self._queue.append(near if _on_device(near) else rows.owned(near, batch))
         # A power of two of batches, so that streams of even batches compile a few programs only.
         most = FIRST_BLOCK if self._first is not None else int(min(self._left, BLOCK))
@@ -110,8 +111,11 @@ class Gathering(Playing):
                 self._move()
 
     def _keep(self, batch: Tree) -> None:
-        self.state = _learn(self.solver, _observe(self.solver, self.problem, self.state, batch))
+        self.state = _observe(self.solver, self.problem, self.state, batch)
         self._first = [*(self._first or []), batch]
+        if sum(map(rows.n_rows, self._first)) >= GROWTH * self._learned:
+            self.state = _learn(self.solver, self.state)
+            self._learned = sum(map(rows.n_rows, self._first))
 
     def _play_first(self, moves: int) -> None:
         """Move several times, each with products of all first rows."""

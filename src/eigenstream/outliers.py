@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from eigenstream import rows
+from eigenstream.problems.base import check_finite
 
 Tree = Any
 
@@ -27,13 +28,16 @@ class Outliers:
         self.named: list[int] = []
 
     def tame(self, x: Tree) -> Tree:
-        """The rows of a batch, those that are too large scaled down to the limit; rows on a device as they are."""
+        """Finite rows of a batch, those that are too large scaled down to the limit; rows on a device as they are."""
         leaves = rows.leaves(x)
-        if self.limit == np.inf or not all(
-            isinstance(leaf, np.ndarray) or scipy.sparse.issparse(leaf) for leaf in leaves
-        ):
+        on_host = all(isinstance(leaf, np.ndarray) or scipy.sparse.issparse(leaf) for leaf in leaves)
+        if self.limit == np.inf or not on_host or not leaves:
+            check_finite(x)
             return x
         energies = np.stack([_energies(leaf) for leaf in leaves])
+        # Finite energies need no look at the rows.
+        if not np.isfinite(energies).all():
+            check_finite(x)
         if not len(self.energies):
             # The first rows have none before them: their median will do, and more than half of them are not outliers.
             self.energies = np.median(energies, axis=1)

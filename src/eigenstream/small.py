@@ -6,21 +6,27 @@ import jax
 import jax.numpy as jnp
 
 
-def whitening(G: jax.Array, cutoff: float | None = None) -> tuple[jax.Array, jax.Array]:
-    """``T`` with ``Tᵀ G T = I`` on the numerical range of ``G``, columns of 0 past it, and how many are not 0."""
+def whitening(G: jax.Array, cutoff: float | None = None, complete: bool = False) -> tuple[jax.Array, jax.Array]:
+    """``T`` with ``Tᵀ G T = I`` on the numerical range of ``G``, and how many columns that takes.
+
+    Those past it are 0 or, to make a basis of everything, directions in which ``G`` is too small to tell.
+    """
     size = jnp.sqrt(jnp.maximum(jnp.diag(G), 0))
-    inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1), 0)
+    inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1), 1 if complete else 0)
     sigma, U = jnp.linalg.eigh((G + G.T) / 2 * inverse * inverse[:, None])
-    keep = sigma > (len(G) * jnp.finfo(G.dtype).eps if cutoff is None else cutoff) * jnp.maximum(sigma[-1], 0)
-    T = inverse[:, None] * jnp.where(keep, U / jnp.sqrt(jnp.where(keep, sigma, 1)), 0)
-    return T[:, ::-1], keep.sum()
+    least = (len(G) * jnp.finfo(G.dtype).eps if cutoff is None else cutoff) * jnp.maximum(sigma[-1], 0)
+    keep = sigma > least
+    T = U / jnp.sqrt(jnp.where(keep, sigma, jnp.where(least > 0, least, 1)))
+    return (inverse[:, None] * jnp.where(keep | complete, T, 0))[:, ::-1], keep.sum()
 
 
-def small_eigh(GA: jax.Array, GB: jax.Array, cutoff: float | None = None) -> tuple[jax.Array, jax.Array]:
-    """Ritz values, descending, and vectors on the numerical range of ``GB``; past it, values are -inf and vectors 0."""
-    T, count = whitening(GB, cutoff)
+def small_eigh(
+    GA: jax.Array, GB: jax.Array, cutoff: float | None = None, complete: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Ritz values, descending, and vectors on the numerical range of ``GB``; past it, values are -inf."""
+    T, count = whitening(GB, cutoff, complete)
     dropped = jnp.arange(len(GB)) >= count
-    inner = T.T @ ((GA + GA.T) / 2) @ T
+    inner = jnp.where(dropped | dropped[:, None], 0, T.T @ ((GA + GA.T) / 2) @ T)
     # Directions that were dropped go under the whole spectrum, so that they are chosen last.
     bottom = -2 * jnp.abs(inner).sum(1).max() - 1
     lam, R = jnp.linalg.eigh(inner + jnp.diag(jnp.where(dropped, bottom, 0)))

@@ -68,6 +68,13 @@ class Edges(Problem):
     def template(self, batch: Tree) -> Tree:
         return jax.ShapeDtypeStruct((self.n_nodes,), jax.dtypes.canonicalize_dtype(batch[2].dtype))
 
+    def features(self, batch: Tree) -> Tree:
+        """None: the nodes of an edge have no size."""
+        return ()
+
+    def with_features(self, batch: Tree, x: Tree) -> Tree:
+        return batch
+
     def start_summary(self, template: Tree) -> None:
         """There are no rows to have a mean."""
 

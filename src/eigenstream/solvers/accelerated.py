@@ -42,9 +42,11 @@ PACE, UNCLEAR = 4.0, 0.2
 #: By how many deviations of its noise an eigenvalue within the span is taken for less than it seems.
 DOUBT = 0.5
 #: A sketch is updated at each of its first moves, then whenever rows have grown by this factor.
-EARLY, GROWTH = 6, 1.2
+EARLY, GROWTH = 6, 1.35
 #: Blocks of up to this dimension are sketched whole where no rank is asked for; larger ones by so many directions.
 WHOLE, RANK = 1024, 384
+#: All play where the dimension is at most so many times the players there would be.
+ALL = 8
 #: How much of the held-out scores before a move still counts after it.
 KEPT = 0.7
 #: Gains of the last moves that are remembered.
@@ -80,7 +82,7 @@ class Game:
     True
     """
 
-    extra: int = 32
+    extra: int = 24
     rank: int | None = None
     half_life: float | None = None
     outlier: float = 100.0
@@ -106,9 +108,9 @@ class Game:
         return problem.by_running_mean().fewest_rows(_in_parts(problem))
 
     def players(self, d: int, k: int) -> int:
-        """How many play; all of ``d`` where that takes at most twice the products of three blocks."""
+        """How many play; all of ``d`` where that is little more to multiply than three blocks, and exact."""
         K = min(k + self.extra, d)
-        return d if d <= 6 * K else K
+        return d if d <= ALL * K else K
 
     def init(self, problem: Problem, batch: Tree, k: int, key: jax.Array) -> GameState:
         """The state before the first step; ``batch`` gives shapes only."""
@@ -322,7 +324,8 @@ class Game:
         GA, GB = GA + lift * GB, GB + noise
         doubt = DOUBT * state.size * jnp.sqrt(K * jnp.maximum(jnp.diag(known.N), 0) / lengths) * jnp.diag(GB)
         GA = GA - jnp.diag(doubt)
-        ritz, C = small_eigh(GA, GB, CUTOFF)
+        # Players that span everything go on to, also where no row has varied yet.
+        ritz, C = small_eigh(GA, GB, CUTOFF, complete=state.plays_all)
         alone, _ = small_eigh(GA[:K, :K], GB[:K, :K], CUTOFF)
         C = C[:, :K]
         came = orthogonal(C.at[:K].set(0), C, GB, CUTOFF)[:, : L - K]
@@ -367,5 +370,5 @@ def _sum(first: Tree, second: Tree) -> Tree:
 
 def _largest_quotient(GA: jax.Array, GB: jax.Array) -> jax.Array:
     """The largest Rayleigh quotient among the columns, in magnitude."""
-    quotients = jnp.diag(GA) / jnp.where(jnp.diag(GB) > 0, jnp.diag(GB), jnp.inf)
+    quotients = jnp.diag(GA) / jnp.where(jnp.diag(GB) > CUTOFF * jnp.diag(GB).max(), jnp.diag(GB), jnp.inf)
     return jnp.maximum(jnp.abs(quotients).max(), jnp.finfo(GB.dtype).tiny)

@@ -145,8 +145,11 @@ def known(problem: Problem, state: GameState, P: Blocks, half_life: float | None
 
 
 def _changed(state: GameState, B: Tree) -> jax.Array:
-    """Whether the rows gathered vary along the players by far more or less than those before."""
-    if B is None:
+    """Whether the rows gathered vary along the players by far more or less than those before.
+
+    Players that span everything are a mean over rows, like an exact solution, and go by no such sign.
+    """
+    if B is None or state.plays_all:
         return jnp.array(False)
     K = len(state.lam)
     V = trees.part(state.S, 0, K)
