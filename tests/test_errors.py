@@ -25,6 +25,8 @@ CASES = {
     "infinity": (lambda: es.solve(cca, [(Y, spoilt(np.inf))], 2), r"batch\[1\] holds NaN or infinity"),
     "NaN in a sparse view": (lambda: es.solve(pca, [scipy.sparse.csr_matrix(spoilt(np.nan))], 2), "batch holds NaN"),
     "NaN later": (lambda: es.solve(pca, [X, spoilt(np.nan)], 2, solver="paper"), "batch holds NaN"),
+    "NaN in the game": (lambda: es.solve(cca, [(Y, spoilt(np.nan))], 2, solver="game"), r"holds NaN or infinity"),
+    "LDA without labels": (lambda: es.LDA().fit_stream(es.streams.batches(X)), "takes two, rows and their labels"),
     "complex": (lambda: es.solve(pca, [X + 1j], 2), r"complex128.*real"),
     "objects": (lambda: es.solve(pca, [X.astype(object)], 2), r"object.*real"),
     "one dimension": (lambda: es.solve(pca, [X[:, 0]], 1), r"shape \(50,\).*two dimensions"),

@@ -15,7 +15,8 @@ from eigenstream.estimators import (
     load,
     permutation_test,
 )
-from eigenstream.run import Result, solve
+from eigenstream.result import Result
+from eigenstream.run import solve
 from eigenstream.solvers.generalized import eigh
 
 __all__ = [

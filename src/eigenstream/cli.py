@@ -7,7 +7,6 @@ import json
 import shutil
 import sys
 import warnings
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,8 +20,8 @@ from eigenstream.models import OPTIMIZERS
 from eigenstream.solvers.choice import SOLVERS
 from eigenstream.streams.batching import edges
 
-#: Exit codes: done; a run that failed; bad input or usage; interrupted with Ctrl-C, the model kept.
-DONE, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
+#: Exit codes beside 0: a run that failed; bad input or usage; interrupted with Ctrl-C, the model kept.
+FAILED, BAD, INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
     add_completion=False,
@@ -341,12 +340,8 @@ def demo(
 
 def main() -> None:
     """Run the command line: errors on one line, exit codes as documented."""
-    _guarded(app)
-
-
-def _guarded(command: Callable[[], Any]) -> None:
     try:
-        command()
+        app()
     except (ValueError, OSError) as error:
         if "--debug" in sys.argv:
             raise

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from eigenstream import datasets, metrics, problems, report, solvers
-from eigenstream.run import Result, solve
+from eigenstream.result import Result
+from eigenstream.run import solve
 
 
 def demo(out: Path, epochs: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from eigenstream.run import Result
+from eigenstream.result import Result
 
 Tree = Any
 

@@ -6,7 +6,6 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +19,14 @@ from eigenstream.engines import LOOK_EVERY, Playing, Solving
 from eigenstream.gathering import Gathering
 from eigenstream.problems.base import Problem, view_sizes
 from eigenstream.progress import Bar, Interrupts
+from eigenstream.result import Result
 from eigenstream.solvers.accelerated import Game
 from eigenstream.solvers.choice import chosen
 from eigenstream.solvers.exact import Exact
 from eigenstream.solvers.rsg import RSGPlus
 from eigenstream.streams.epochs import Epochs
-from eigenstream.summary import Summary
 
-__all__ = ["Result", "solve"]
+__all__ = ["solve"]
 
 Tree = Any
 Callback = Callable[[dict[str, Any]], Any]
@@ -38,40 +37,6 @@ log = logging.getLogger("eigenstream")
 RECENT_ROWS, RECENT_NUMBERS = 4096, 2**25
 #: What a reader gives in place of a batch when there is none.
 END = object()
-
-
-@dataclass(frozen=True)
-class Result:
-    """Eigenpairs, and how they were come by."""
-
-    #: (k,): the most wanted first; of an iterative solver, in the order of its players.
-    eigenvalues: np.ndarray
-    #: Players: a pytree like one row of the data, with leaves ``(k, ...)``.
-    eigenvectors: Tree = field(repr=False)
-    #: Whether the answer is exact, or its residual fell under ``tol``.
-    converged: bool
-    #: Why the run stopped, in words.
-    message: str
-    #: ``‖A v - λ B v‖ / (‖A‖ ‖v‖ + |λ| ‖B v‖)``; of a streaming solver on its last batches, sampling noise included.
-    residuals: np.ndarray = field(repr=False)
-    n_iter: int
-    n_samples_seen: int
-    solver: Any
-    #: One record for every look at the run: step, epoch, rows, seconds and, of a streaming solver, eigenvalues and
-    #: residual.
-    history: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    #: The solver's last state.
-    state: Any = field(default=None, repr=False)
-    #: Counts and means of the rows; of a streaming solver only where they were asked for.
-    summary: Summary | None = field(default=None, repr=False)
-    #: Of `eigenstream.solvers.Game`: eigenvalues on rows before they were learned from, and their standard errors.
-    heldout: np.ndarray | None = field(default=None, repr=False)
-    heldout_error: np.ndarray | None = field(default=None, repr=False)
-
-    @property
-    def V(self) -> np.ndarray:
-        """The eigenvectors as columns, ``(d, k)``, views below one another, as `eigenstream.eigh` gives them."""
-        return trees.columns(self.eigenvectors)
 
 
 def solve(

@@ -19,7 +19,8 @@ from eigenstream.checkpoint import Place
 from eigenstream.engines import Playing
 from eigenstream.moments import BLOCK_ROWS
 from eigenstream.problems.base import Problem, check_finite
-from eigenstream.run import Callback, Result, Run
+from eigenstream.result import Result
+from eigenstream.run import Callback, Run
 from eigenstream.solvers.exact import Exact
 from eigenstream.streams.batching import Batches
 

@@ -11,7 +11,7 @@ import numpy as np
 from eigenstream import rows
 from eigenstream.engines import Solving
 from eigenstream.estimators.base import flat, projected
-from eigenstream.run import Result
+from eigenstream.result import Result
 
 Tree = Any
 

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 from eigenstream import problems
 from eigenstream.estimators.base import StreamEstimator, documented, projected
 from eigenstream.estimators.measure import correlations, measure, variances
-from eigenstream.run import Result
+from eigenstream.result import Result
 
 Tree = Any
 

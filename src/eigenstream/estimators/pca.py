@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_array, check_is_fitted
 
 from eigenstream import problems
 from eigenstream.estimators.base import StreamEstimator, documented, flat, projected
-from eigenstream.run import Result
+from eigenstream.result import Result
 
 Tree = Any
 

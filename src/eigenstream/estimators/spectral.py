@@ -16,7 +16,8 @@ from sklearn.utils.validation import validate_data
 
 from eigenstream import problems
 from eigenstream.estimators.base import StreamEstimator, documented, flat
-from eigenstream.run import Callback, Result
+from eigenstream.result import Result
+from eigenstream.run import Callback
 
 Tree = Any
 

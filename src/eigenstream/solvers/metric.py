@@ -1,8 +1,8 @@
 """What stands for ``B`` inside the accelerated game: its diagonal where that is all of it, or a low-rank sketch.
 
-Both know two products, ``P V`` and ``P⁻¹ G``, and ``κ``, the noise of one row: a row ``x`` moves ``B v`` by
-``h = ⟨x, P⁻¹ x⟩`` in the norm of ``P⁻¹``, and ``κ = E[h²] / E[h]``, which is the effective dimension where rows are
-alike and more where few rows carry much.
+Both know two products, ``P V`` and ``P⁻¹ G``. A sketch also knows ``κ``, the noise of one row: a row ``x`` moves
+``B v`` by ``h = ⟨x, P⁻¹ x⟩`` in the norm of ``P⁻¹``, and ``κ = E[h²] / E[h]``, which is the effective dimension where
+rows are alike and more where few rows carry much.
 """
 
 from __future__ import annotations

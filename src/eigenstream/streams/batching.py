@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from eigenstream.rows import join, n_rows
 from eigenstream.streams.sources import open_source
 
 Tree = Any
@@ -162,9 +163,9 @@ class Batches:
             take = _gather(self.sources, window, stretch)
             at = 0
             if left is not None:
-                at = size - _count(left)
-                left = _joined(left, take(turn[:at]))
-                if _count(left) < size:
+                at = size - n_rows(left)
+                left = join(left, take(turn[:at]))
+                if n_rows(left) < size:
                     continue
                 yield left
             left = None
@@ -190,20 +191,6 @@ def _read_pages(view: Any) -> None:
     """Have the pages of a map read here, in the reading thread, rather than where they are first used."""
     if _is_mapped(view) and view.flags.c_contiguous:
         view.reshape(-1).view(np.uint8)[::4096].copy()
-
-
-def _count(views: tuple[Any, ...]) -> int:
-    return int(views[0].shape[0])
-
-
-def _joined(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(_stack([a, b]) for a, b in zip(first, second, strict=True))
-
-
-def _stack(pieces: list[Any]) -> Any:
-    if scipy.sparse.issparse(pieces[0]):
-        return scipy.sparse.vstack(pieces, format="csr")
-    return np.concatenate(pieces)
 
 
 def _gather(sources: tuple[Any, ...], window: np.ndarray, stretch: int) -> Callable[[np.ndarray], tuple[Any, ...]]:
