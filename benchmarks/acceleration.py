@@ -75,7 +75,11 @@ def problem(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def correlations(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
-    return es.solve(es.problems.cca(), [(X, Y)], min(X.shape[1], Y.shape[1], 100), "exact").eigenvalues
+    """Exact ones; of rows in float64, so that no direction is too weak to count."""
+    parts = [
+        (X[lo : lo + 5000].astype(np.float64), Y[lo : lo + 5000].astype(np.float64)) for lo in range(0, len(X), 5000)
+    ]
+    return es.solve(es.problems.cca(), parts, min(X.shape[1], Y.shape[1], 100), "exact").eigenvalues
 
 
 def tcc(X: np.ndarray, Y: np.ndarray, V: np.ndarray, rho: np.ndarray) -> float:

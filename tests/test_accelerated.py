@@ -196,7 +196,8 @@ def test_blocks_of_a_graph_are_found_in_its_edges():
 
 
 def test_it_says_whether_it_has_converged(game_on_power):
-    few = es.solve(es.problems.cca(), batched([v[:2500] for v in POWER]), k=4, solver="game")
+    wide = planted(4000, (400, 300), power_law, np.linspace(0.95, 0.5, 8))
+    few = es.solve(es.problems.cca(), batched(wide), k=4, solver="game")
     assert game_on_power.converged
     assert not few.converged
     assert "more rows like these would do" in few.message
@@ -220,6 +221,32 @@ def test_the_first_rows_give_a_better_start_than_none():
     with mock.patch.object(gathering, "ROOM", 0):
         without = es.solve(es.problems.cca(), batched(views), k=4, solver="game")
     assert 1 - captured(views, with_them.V, 4) < 0.5 * (1 - captured(views, without.V, 4))
+
+
+def test_rows_that_follow_another_law_start_the_players_anew():
+    later = [5 * v[6000:, ::-1] for v in POWER]
+    stream = batched([v[:6000] for v in POWER]) + batched(later)
+    result = es.solve(es.problems.cca(), stream, k=4, solver="game")
+    # Twice where a block holds rows of both laws.
+    assert int(result.state.restarts) in (1, 2)
+    assert "times the rows changed" in result.message
+    assert captured(later, result.V, 4) > 0.97
+
+
+def test_small_eigenvalues_of_a_graph_are_found_without_keeping_its_edges():
+    """Of a Laplacian's negative: noise in the denominator must not raise what is negative."""
+    rng = np.random.default_rng(0)
+    block = np.arange(1000) % 4
+    chance = np.where(block[:, None] == block[None], 0.1, 0.01)
+    i, j = np.nonzero(np.triu(rng.uniform(size=(1000, 1000)) < chance, 1))
+    order = rng.permutation(len(i))
+    stream = [(i[part], j[part]) for part in np.array_split(order, len(i) // 200)]
+    problem = es.problems.laplacian(n_nodes=1000)
+    with mock.patch.object(gathering, "ROOM", 0):
+        game = es.solve(problem, stream, 4, "game", which="smallest", max_epochs=3)
+    exact = es.solve(problem, stream, 4, "exact", which="smallest")
+    degrees = np.bincount(np.concatenate([i, j]), minlength=1000)
+    assert es.metrics.subspace_error(game.V, exact.V, np.diag(degrees.astype(float))) < 0.02
 
 
 def test_nodes_of_large_number_are_no_outliers():

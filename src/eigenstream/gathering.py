@@ -46,10 +46,12 @@ def _move(solver: Game, problem: Problem, state: Any, whole: bool) -> Any:
 #: Rows that are multiplied at once, whatever the batches: fewer leave a processor idle. The first are kept in blocks
 #: that a sketch learns from.
 BLOCK, FIRST_BLOCK = 512, 256
+#: The most numbers in a block.
+NUMBERS = 2**23
 #: The first rows are kept while they take no more than so many times the memory of the state.
 ROOM = 2
 #: Moves on the first rows, and the most on all rows where they are all kept.
-OPENING, MOST = 6, 100
+OPENING, MOST = 8, 100
 
 
 class Gathering(Playing):
@@ -64,6 +66,7 @@ class Gathering(Playing):
         super().__init__(*arguments)
         self.info = jax.tree.map(np.array, self.solver.info(self.state))
         self.outliers = Outliers(self.solver.outlier)
+        self._width = trees.size(trees.part(self.state.S, 0, 1))
         self._queue: list[Tree] = []
         #: Rows to go before the next move, and whether one was made since the last look.
         self._left, self._moved = float(self.state.due), False
@@ -82,8 +85,8 @@ class Gathering(Playing):
         near = self.problem.with_features(near, tame)
         self._queue.append(near if _on_device(near) else rows.owned(near, batch))
         # A power of two of batches, so that streams of even batches compile a few programs only.
-        most = FIRST_BLOCK if self._first is not None else int(min(self._left, BLOCK))
-        wanted = max(1, most // rows.n_rows(near)).bit_length()
+        most = FIRST_BLOCK if self._first is not None else min(self._left, BLOCK)
+        wanted = max(1, int(min(most, NUMBERS / self._width)) // rows.n_rows(near)).bit_length()
         return self._taken() if len(self._queue) >= 1 << (wanted - 1) or _on_device(near) else None
 
     def remember(self, batch: Tree) -> Tree:
@@ -113,12 +116,17 @@ class Gathering(Playing):
     def _keep(self, batch: Tree) -> None:
         self.state = _observe(self.solver, self.problem, self.state, batch)
         self._first = [*(self._first or []), batch]
-        if sum(map(rows.n_rows, self._first)) >= GROWTH * self._learned:
-            self.state = _learn(self.solver, self.state)
-            self._learned = sum(map(rows.n_rows, self._first))
+        self._learn_first()
+
+    def _learn_first(self, least: int = FIRST_BLOCK) -> None:
+        """Let the sketches learn, once enough of the first rows are new to them."""
+        seen = sum(map(rows.n_rows, self._first or []))
+        if seen - self._learned >= max(least, (GROWTH - 1) * self._learned):
+            self.state, self._learned = _learn(self.solver, self.state), seen
 
     def _play_first(self, moves: int) -> None:
         """Move several times, each with products of all first rows."""
+        self._learn_first(1)
         for _ in range(moves):
             for batch in self._first or []:
                 self.state = _multiply(self.solver, self.problem, self.state, batch)

@@ -15,6 +15,7 @@ The players wait for about ``√(κ T)`` rows after ``T``: fewer would move them
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -82,7 +83,7 @@ class Game:
     True
     """
 
-    extra: int = 24
+    extra: int = 28
     rank: int | None = None
     half_life: float | None = None
     outlier: float = 100.0
@@ -212,7 +213,9 @@ class Game:
         """Sums over the rows of a batch; what is given without rows counts as one."""
         problem = problem.by_running_mean()
         b = jnp.ones_like(state.due) * (1 if problem.noiseless else rows.n_rows(batch))
-        pairs = problem.estimate(state.memory, batch, state.S, _in_parts(problem))
+        # Rows have more noise than products of any precision; given matrices have none.
+        with jax.default_matmul_precision("highest") if problem.noiseless else nullcontext():
+            pairs = problem.estimate(state.memory, batch, state.S, _in_parts(problem))
         A = trees.mean([p.AV for p, _ in pairs])
         B = None if problem.diagonal_only else trees.mean([q.BV for _, q in pairs])
         return Gathered(b, trees.scale(b, A), trees.scale(b, B))
@@ -237,8 +240,7 @@ class Game:
         """Let the sketches learn the rows that wait for them."""
         if isinstance(state.metric, Diagonal):
             return state
-        with jax.default_matmul_precision("highest"):
-            metric = tuple(sketch.update(self._horizon) for sketch in state.metric)
+        metric = tuple(sketch.update(self._horizon) for sketch in state.metric)
         return state._replace(metric=metric, sketched=state.known + state.gathered.rows)
 
     # Moves.

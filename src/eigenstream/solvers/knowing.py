@@ -12,7 +12,7 @@ import numpy as np
 ENOUGH = 0.01
 #: What is still to come, in gains of one move, and the share of the noise ``κ / rows`` that is lost to it. Fitted to
 #: planted problems of four kinds of spectra; see docs/results/acceleration.md.
-TO_COME, LOST = 3.5, 0.1
+TO_COME, LOST = 1.8, 0.03
 
 
 class HeldOut(NamedTuple):

@@ -28,6 +28,8 @@ LEAST = 1e-6
 BUFFER = 256
 #: An update takes up as many new directions as this share of the rank: the leading ones of its rows.
 NEW = 3
+#: All that is outside the sketch, however wide, weighs no more than this share of what is inside.
+OUTSIDE = 3
 #: Floors that are tried, from the least that is stable to the mean eigenvalue.
 TRIED = 25
 
@@ -135,6 +137,10 @@ class Sketch(NamedTuple):
 
     def update(self, horizon: float) -> Sketch:
         """Measure the waiting rows against what is known of the last ``horizon`` rows, then learn them."""
+        with jax.default_matmul_precision("highest"):
+            return self._updated(horizon)
+
+    def _updated(self, horizon: float) -> Sketch:
         n, before = jnp.maximum(self.waiting, 1), jnp.minimum(self.rows, horizon)
         index = jnp.arange(jax.tree.leaves(self.buffer)[0].shape[0])
         X = trees.scale((index < self.waiting).astype(self.seen.dtype), self.buffer)
@@ -158,8 +164,8 @@ class Sketch(NamedTuple):
 
         smooth = _smoothed(held)
         tail = smooth[-max(r // 16, 1) :].mean() if d > r else jnp.zeros((), held.dtype)
-        # What is outside, however wide, is not to weigh more than what is inside.
-        stable = jnp.maximum(jnp.maximum(outside / max(min(d - r, r), 1) if d > r else 0.0, tail), LEAST * mean)
+        beyond = outside / max(min(d - r, r // OUTSIDE), 1) if d > r else 0.0
+        stable = jnp.maximum(jnp.maximum(beyond, tail), LEAST * mean)
         floors = stable * jnp.maximum(mean / stable, 2) ** jnp.linspace(0, 1, TRIED, dtype=held.dtype)
 
         def leverages(floor: jax.Array) -> tuple[jax.Array, jax.Array]:
