@@ -11,6 +11,7 @@ import scipy.linalg
 import eigenstream as es
 from eigenstream import gathering, trees
 from eigenstream.outliers import Outliers
+from eigenstream.run import Run
 from eigenstream.solvers import knowing, tracking
 from eigenstream.solvers.metric import Diagonal, Sketch
 
@@ -231,6 +232,48 @@ def test_rows_that_follow_another_law_start_the_players_anew():
     assert int(result.state.restarts) in (1, 2)
     assert "times the rows changed" in result.message
     assert captured(later, result.V, 4) > 0.97
+
+
+@pytest.mark.parametrize("factor", [0.0, 6.0])
+def test_one_odd_last_row_does_not_undo_the_rest(factor):
+    last = tuple(factor * v[:1] for v in POWER)
+    plain = es.solve(es.problems.cca(), batched(POWER), k=4, solver="game")
+    odd = es.solve(es.problems.cca(), [*batched(POWER), last], k=4, solver="game")
+    assert int(odd.state.restarts) == 0
+    assert captured(POWER, odd.V, 4) > captured(POWER, plain.V, 4) - 0.002
+
+
+def test_results_read_on_the_way_change_nothing():
+    read, unread = (Run(es.problems.cca(), 4, "game") for _ in range(2))
+    for i, batch in enumerate(batched(POWER)):
+        read.take(batch)
+        unread.take(batch)
+        if i > 60 and i % 7 == 0:
+            read.result()
+    np.testing.assert_array_equal(read.result().V, unread.result().V)
+
+
+def test_passes_over_rows_that_are_kept_add_nothing():
+    views = [v[:900] for v in POWER]
+    once, thrice = (
+        es.solve(es.problems.cca(ridge=0.1), batched(views), k=4, solver="game", max_epochs=e) for e in (1, 3)
+    )
+    np.testing.assert_array_equal(once.V, thrice.V)
+    assert len(thrice.history) == 1
+
+
+def test_sketches_go_on_learning_with_a_half_life():
+    def updates(rows):
+        stream = batched([v[:rows] for v in POWER])
+        return float(es.solve(es.problems.cca(), stream, k=2, solver="game", half_life=1000).state.metric[0].updates)
+
+    assert updates(12000) > updates(6000) + 5
+
+
+def test_a_batch_of_many_half_lives_is_learned():
+    stream = [tuple(v[i : i + 3000] for v in POWER) for i in range(0, 12000, 3000)]
+    result = es.solve(es.problems.cca(), stream, k=2, solver="game", half_life=20)
+    assert int(result.state.refused) == 0
 
 
 def test_small_eigenvalues_of_a_graph_are_found_without_keeping_its_edges():

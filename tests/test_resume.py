@@ -112,6 +112,13 @@ def test_the_accelerated_game_resumes_to_the_same_bits(at, tmp_path):
         assert_same(*runs(es.problems.cca(), stream, tmp_path, at, k=3, solver="game", max_epochs=2))
 
 
+def test_the_accelerated_game_resumes_where_no_row_is_an_outlier(tmp_path):
+    wide = np.random.default_rng(0).normal(size=(6000, 260)).astype(np.float32)
+    stream = [(wide[i : i + 70, :140], wide[i : i + 70, 140:]) for i in range(0, 6000, 70)]
+    game = es.solvers.Game(outlier=np.inf)
+    assert_same(*runs(es.problems.cca(), lambda: stream, tmp_path, 8, k=3, solver=game))
+
+
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_streams_of_all_kinds_resume(at, tmp_path):
     """A list, a generator, tiny batches that wait for one another, explicit matrices."""

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eigenstream import rows, trees
@@ -57,8 +58,8 @@ OPENING, MOST = 8, 100
 class Gathering(Playing):
     """The accelerated game under way. Where batches begin and end means nothing to it, so small ones are joined.
 
-    The first rows are kept, in about as much memory as the players and sketches take, and the game opens with several
-    moves on them, each from products with all of them. Those of a stream that ends before are all there are: the
+    The first rows are kept, in up to twice the memory of players and sketches, and the game opens with several moves on
+    them, each from products with all of them. Those of a stream that ends before are all there are: the
     players then move until they have solved it.
     """
 
@@ -70,10 +71,10 @@ class Gathering(Playing):
         self._queue: list[Tree] = []
         #: Rows to go before the next move, and whether one was made since the last look.
         self._left, self._moved = float(self.state.due), False
-        #: The first rows, None once the game has opened, and how many were there when the sketches last learned.
+        #: The first rows, None once the game has opened; their bytes, their number and that when the sketches learned.
         self._first: list[Tree] | None = None
-        self._learned = 0
-        if not (self.problem.noiseless or self.state.plays_all or self.solver.half_life):
+        self._weight = self._number = self._learned = 0
+        if ROOM and not (self.problem.noiseless or self.state.plays_all or self.solver.half_life):
             self._first = []
 
     def prepare(self, batch: Tree) -> Tree | None:
@@ -87,7 +88,20 @@ class Gathering(Playing):
         # A power of two of batches, so that streams of even batches compile a few programs only.
         most = FIRST_BLOCK if self._first is not None else min(self._left, BLOCK)
         wanted = max(1, int(min(most, NUMBERS / self._width)) // rows.n_rows(near)).bit_length()
-        return self._taken() if len(self._queue) >= 1 << (wanted - 1) or _on_device(near) else None
+        enough = len(self._queue) >= 1 << (wanted - 1) or _on_device(near)
+        return self._taken() if enough and self._waiting() >= self.least else None
+
+    def _waiting(self) -> int:
+        return sum(map(rows.n_rows, self._queue))
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether all rows so far are kept, so that the answer is that of all of them."""
+        return self._first is not None
+
+    def next_pass(self, epoch: int, max_epochs: int) -> bool:
+        """Rows that are all kept need not be read again."""
+        return not self.keeps_all and super().next_pass(epoch, max_epochs)
 
     def remember(self, batch: Tree) -> Tree:
         """Rows before a checkpoint are all learned."""
@@ -104,7 +118,7 @@ class Gathering(Playing):
             super().step(batch)
         elif self._first is not None:
             self._keep(batch)
-            if _bytes(self._first) > ROOM * _bytes(self.state):
+            if self._weight > ROOM * _bytes(self.state):
                 self._play_first(OPENING)
                 self._first = None
         else:
@@ -115,14 +129,15 @@ class Gathering(Playing):
 
     def _keep(self, batch: Tree) -> None:
         self.state = _observe(self.solver, self.problem, self.state, batch)
-        self._first = [*(self._first or []), batch]
+        if self._first is not None:
+            self._first.append(batch)
+        self._weight, self._number = self._weight + _bytes(batch), self._number + rows.n_rows(batch)
         self._learn_first()
 
     def _learn_first(self, least: int = FIRST_BLOCK) -> None:
         """Let the sketches learn, once enough of the first rows are new to them."""
-        seen = sum(map(rows.n_rows, self._first or []))
-        if seen - self._learned >= max(least, (GROWTH - 1) * self._learned):
-            self.state, self._learned = _learn(self.solver, self.state), seen
+        if self._number - self._learned >= max(least, (GROWTH - 1) * self._learned):
+            self.state, self._learned = _learn(self.solver, self.state), self._number
 
     def _play_first(self, moves: int) -> None:
         """Move several times, each with products of all first rows."""
@@ -143,7 +158,7 @@ class Gathering(Playing):
 
     def settle(self) -> None:
         """Learn the rows that wait."""
-        if self._queue and sum(map(rows.n_rows, self._queue)) >= self.least:
+        if self._queue and self._waiting() >= self.least:
             if self._first is None:
                 self.state = _gather(self.solver, self.problem, self.state, self._taken())
             else:
@@ -168,7 +183,7 @@ class Gathering(Playing):
         super().restore(arrays, epoch)
         last = len(jax.tree.leaves(self._kept()))
         guard = self.outliers
-        self._left, guard.energies = float(arrays[last]), arrays[last + 1]
+        self._left, guard.energies = float(arrays[last]), arrays.get(last + 1, np.zeros(0))
         guard.seen, guard.count = int(arrays[last + 2]), int(arrays[last + 3])
         guard.named = arrays.get(last + 4, np.zeros(0, int)).tolist()
         self._first = None
@@ -191,12 +206,23 @@ class Gathering(Playing):
         }
 
     def end(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
+        # Of rows that are not kept: a move on those that wait, few as they may be, is for the result alone.
+        going_on = None if self.keeps_all else (jax.tree.map(jnp.copy, self.state), list(self._queue), self._left)
         self.settle()
+        self.settled = self.state
+        try:
+            return self._ended(n, stopped)
+        finally:
+            if going_on is not None:
+                self.state, self._queue, self._left = going_on
+
+    def _ended(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
         lam, V = self.solver.eigenpairs(self.problem, self.state)
-        rest = np.asarray(self.info.residuals)
+        order = self.solver.order(self.state)
+        rest = np.asarray(self.info.residuals)[order]
         if self.failed:
             raise ValueError("no move of the players was finite: look for numbers too large to square")
-        found = int((np.asarray(trees.norms(V)) > 0).sum())
+        found = min(int((np.asarray(trees.norms(V)) > 0).sum()), int(self.state.rank))
         if found < len(lam):
             raise ValueError(
                 f"k={len(lam)} is too large: only {found} components were found (constant or duplicate columns, or few "
@@ -204,8 +230,8 @@ class Gathering(Playing):
             )
         if self.problem.noiseless:
             return self.sign * lam, V, rest, bool(rest.max() < NOISELESS), stopped
-        known = verdict(self.state, n, solved=self._first is not None)
-        self.heldout = self.sign * known.heldout, known.errors
+        known = verdict(self.state, n, solved=self.keeps_all)
+        self.heldout = self.sign * known.heldout[order], known.errors[order]
         message = f"{stopped}; {known.words}" if stopped else known.words
         if self.outliers.count:
             self.outliers.warn()

@@ -38,6 +38,7 @@ class Outliers:
         # Finite energies need no look at the rows.
         if not np.isfinite(energies).all():
             check_finite(x)
+            energies = np.stack([_energies(leaf.astype(np.float64)) for leaf in leaves])
         if not len(self.energies):
             # The first rows have none before them: their median will do, and more than half of them are not outliers.
             self.energies = np.median(energies, axis=1)

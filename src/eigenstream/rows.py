@@ -356,14 +356,14 @@ def covariance_view(C: np.ndarray, template: Tree) -> Tree:
 
 
 def join(*batches: Tree) -> Tree:
-    """Host batches as one."""
+    """Batches as one, on the host or, where they are there, on the device."""
 
     def one(*leaves: Any) -> Any:
         if len(leaves) == 1:
             return leaves[0]
         if scipy.sparse.issparse(leaves[0]):
             return scipy.sparse.vstack(leaves, format="csr")
-        return np.concatenate(leaves)
+        return (jnp if any(isinstance(leaf, jax.Array) for leaf in leaves) else np).concatenate(leaves)
 
     return jax.tree.map(one, *batches, is_leaf=scipy.sparse.issparse)
 

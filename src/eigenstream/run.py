@@ -250,7 +250,7 @@ class Run:
             raise ValueError(f"the stream held {n} rows, fewer than k={k}: give more rows, or a smaller k")
         stopped = self.stopped or self._how_far()
         lam, V, rest, converged, message = self.engine.end(n, stopped)
-        state, summary = self.engine.state, self.engine.summary()
+        state, summary = getattr(self.engine, "settled", self.engine.state), self.engine.summary()
         converged = converged or self.converged
         heldout = getattr(self.engine, "heldout", (None, None))
         looks = self.history
@@ -319,7 +319,12 @@ class Run:
                 warnings.warn(self.stopped, stacklevel=3)
         finally:
             keeper.close()
-        if not self.stopped and tol is not None and not exact and self.engine.has_begun():
+        solved = isinstance(self.engine, Gathering) and self.engine.keeps_all
+        if solved and self.engine.has_begun():
+            # Rows that were kept to the end were not looked at on the way.
+            self.engine.settle()
+            self.look()
+        if not self.stopped and tol is not None and not exact and not solved and self.engine.has_begun():
             self.stopped = f"{self._how_far()} (tol={tol:g} was not reached)"
         return self.result()
 

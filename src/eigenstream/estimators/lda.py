@@ -151,9 +151,7 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
         """
         self._forget()
         if isinstance(batches, Batches) and len(batches.sources) != 2:
-            raise ValueError(
-                f"the batches have {len(batches.sources)} sources: LDA takes rows and their labels, (X, y)"
-            )
+            raise ValueError(f"the batches have {len(batches.sources)} sources: LDA takes two, rows and their labels")
         if classes is None:
             classes = _classes_of(batches)
         self._set_classes(unique_labels(classes))

@@ -148,6 +148,7 @@ class Game:
             gains=jnp.full(GAINS, jnp.nan, dtype),
             step=count,
             moves=count,
+            rank=count,
             refused=count,
             restarts=count,
             failed=jnp.array(False),
@@ -226,7 +227,7 @@ class Game:
             return memory
         horizon = self._horizon
         if isinstance(memory, rows.Mean):
-            return memory._replace(rows=jnp.minimum(memory.rows, int(horizon)))
+            return memory._replace(rows=jnp.minimum(memory.rows, int(min(horizon, 2**31 - 1))))
         total = memory.counts.sum()
         return memory._replace(counts=memory.counts * jnp.minimum(1, horizon / jnp.maximum(total, 1)))
 
@@ -234,14 +235,15 @@ class Game:
         """Whether it is time for the sketches to learn the rows that wait for them."""
         if isinstance(state.metric, Diagonal):
             return jnp.array(False)
-        return (state.moves < EARLY) | (state.known + state.gathered.rows >= GROWTH * state.sketched)
+        since = state.sketched + state.gathered.rows
+        return (state.moves < EARLY) | (since >= (GROWTH - 1) * (state.known - state.sketched))
 
     def learn(self, state: GameState) -> GameState:
         """Let the sketches learn the rows that wait for them."""
         if isinstance(state.metric, Diagonal):
             return state
         metric = tuple(sketch.update(self._horizon) for sketch in state.metric)
-        return state._replace(metric=metric, sketched=state.known + state.gathered.rows)
+        return state._replace(metric=metric, sketched=-state.gathered.rows)
 
     # Moves.
 
@@ -307,10 +309,13 @@ class Game:
             residuals=steep[:k] / found.size,
             floors=floors / found.size,
             known=known.rows,
+            sketched=jnp.where(whole, 0, state.sketched + state.gathered.rows),
             due=jnp.maximum(2 * K, wait),
             held=state.held.fade(jnp.where(whole, 1, KEPT)),
             gains=jnp.append(state.gains[1:], found.gained),
             moves=state.moves + 1,
+            rank=found.rank,
+            failed=jnp.array(False),
             restarts=state.restarts + known.restart,
         )
 
@@ -333,7 +338,11 @@ class Game:
         came = orthogonal(C.at[:K].set(0), C, GB, CUTOFF)[:, : L - K]
         total = jnp.abs(ritz[:k]).sum()
         gained = (ritz[:k].sum() - alone[:k].sum()) / jnp.where(total > 0, total, 1)
-        return _Found(C, came, size, gained)
+        return _Found(C, came, size, gained, (ritz > -jnp.inf).sum(dtype=state.rank.dtype))
+
+    def order(self, state: GameState) -> np.ndarray:
+        """Of the leading players, by their eigenvalues: noise may swap neighbours."""
+        return np.argsort(-np.asarray(state.lam)[: len(state.residuals)], kind="stable")
 
     def eigenpairs(self, problem: Problem, state: GameState) -> tuple[np.ndarray, Tree]:
         """The leading players, ``⟨v, B v⟩ = 1``, with deterministic signs, and their eigenvalues.
@@ -346,8 +355,7 @@ class Game:
         BV = state.metric.exact(V) if state.MB is None else trees.part(state.MB, 0, k)
         V, BV = (jax.tree.map(np.asarray, M) for M in (V, BV))
         norms = np.maximum(np.asarray(trees.dot(V, BV), np.float64), np.finfo(np.float32).tiny)
-        lam = np.asarray(state.lam, np.float64)[:k]
-        order = np.argsort(-lam, kind="stable")
+        lam, order = np.asarray(state.lam, np.float64)[:k], self.order(state)
         V = trees.scale((1 / np.sqrt(norms)).astype(jax.tree.leaves(V)[0].dtype), V)
         return lam[order], fix_signs(jax.tree.map(lambda v: v[order], V))
 
@@ -359,6 +367,7 @@ class _Found(NamedTuple):
     came: jax.Array
     size: jax.Array
     gained: jax.Array
+    rank: jax.Array
 
 
 def _in_parts(problem: Problem) -> bool:

@@ -29,7 +29,7 @@ BUFFER = 256
 #: An update takes up as many new directions as this share of the rank: the leading ones of its rows.
 NEW = 3
 #: All that is outside the sketch, however wide, weighs no more than this share of what is inside.
-OUTSIDE = 3
+OUTSIDE = 2
 #: Floors that are tried, from the least that is stable to the mean eigenvalue.
 TRIED = 25
 

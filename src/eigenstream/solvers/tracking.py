@@ -62,7 +62,7 @@ class GameState(NamedTuple):
     #: ``|A v - λ B v|`` in the norm of ``P⁻¹``, relative to ``size``, and what noise alone would make it.
     residuals: jax.Array
     floors: jax.Array
-    #: Rows behind the products, behind the sketches, and wanted before the next move.
+    #: Rows behind the products, since the sketches last learned, and wanted before the next move.
     known: jax.Array
     sketched: jax.Array
     due: jax.Array
@@ -71,6 +71,8 @@ class GameState(NamedTuple):
     gains: jax.Array
     step: jax.Array
     moves: jax.Array
+    #: Directions of the last span in which ``B`` could be told from nothing.
+    rank: jax.Array
     #: Moves that were not taken, and times the rows were found to have changed.
     refused: jax.Array
     restarts: jax.Array
@@ -127,7 +129,7 @@ def known(problem: Problem, state: GameState, P: Blocks, half_life: float | None
         energy = GUARD * energy + (1 - GUARD) * trees.gram(S, B)
         energy = (energy + energy.T) / 2
     R = energy / n
-    forget = 1.0 if half_life is None else 2 ** (n / half_life)
+    forget = 1.0 if half_life is None else 2 ** jnp.minimum(n / half_life, 60)
     before = state.known / forget
     N, counted = forget * state.N, jnp.where(whole | state.plays_all, 0, R)
     restart = _changed(state, B) & ~whole
@@ -154,7 +156,8 @@ def _changed(state: GameState, B: Tree) -> jax.Array:
     K = len(state.lam)
     V = trees.part(state.S, 0, K)
     now, before = (trees.dot(V, trees.part(M, 0, K)).sum() for M in (B, state.MB))
-    return (state.moves > 0) & ~((now > before / CHANGED) & (now < before * CHANGED))
+    # Fewer rows than a move waits for may vary as they like.
+    return (state.moves > 0) & (state.gathered.rows >= 2 * K) & ~((now > before / CHANGED) & (now < before * CHANGED))
 
 
 def _noise(
