@@ -26,7 +26,7 @@ SOLVERS: dict[str, Callable[[], Any]] = {
 
 #: Seconds for one row, fitted to CPU runs (docs/results/acceleration.md): the products behind a covariance, by ``d²``;
 #: the game's products by ``d K``, and its moves, spread over the rows, by ``d``.
-EXACT_ROW, GAME_ROW, GAME_MOVE = 2.0e-11, 3.9e-10, 2.8e-8
+EXACT_ROW, GAME_ROW, GAME_MOVE = 1.6e-11, 4.2e-10, 1.4e-8
 
 
 def chosen(
