@@ -429,7 +429,7 @@ def ablation() -> dict[str, Any]:
             jax.clear_caches()
             out[label] = {
                 f"{name}, k={k}": solved(name, k, solver=es.solvers.Game(**settings))[1]
-                for name, k in (("mnist", 32), ("cifar10", 4), ("synthetic", 4), ("flat", 4))
+                for name, k in (("mnist", 32), ("synthetic", 4))
             }
     jax.clear_caches()
     return out
