@@ -29,8 +29,10 @@ FAR = 0.9
 class Solving:
     """Statistics under way to an exact solution."""
 
-    #: Whether a step went wrong for good.
-    failed = False
+    #: Whether a step went wrong for good, and whether rows are kept and not looked at before the end.
+    failed = keeps_all = False
+    #: Eigenvalues on rows that were not learned from, and their errors.
+    heldout: tuple[Any, Any] = (None, None)
 
     def __init__(self, problem: Problem, solver: Exact, k: int | None, which: str, first: Tree, repeatable: bool):
         self.problem, self.solver, self.which = problem, solver, which
@@ -112,6 +114,11 @@ class Solving:
             message += f"; B has rank {rank} of {d}, and the solution lies in its range"
         return solved.eigenvalues, V, info.residuals, info.converged and not stopped, message
 
+    @property
+    def settled(self) -> Any:
+        """The state behind the result."""
+        return self.state
+
     def summary(self) -> Summary | None:
         return self.solver.summary(self.state)
 
@@ -133,6 +140,9 @@ def _steps_without_data(solver: Any, problem: Problem, state: Any, count: int) -
 
 class Playing:
     """An iterative solver under way."""
+
+    keeps_all = False
+    heldout: tuple[Any, Any] = (None, None)
 
     def __init__(self, problem: Problem, solver: Any, k: int | None, which: str, first: Tree, seed: int, sums: bool):
         if which == "magnitude":
@@ -241,6 +251,11 @@ class Playing:
                 "; near 1, so these are no eigenvectors: lower learning_rate, scale the features alike or use Adam"
             )
         return self.sign * np.asarray(lam), V, rest, False, message
+
+    @property
+    def settled(self) -> Any:
+        """The state behind the result."""
+        return self.state
 
     def summary(self) -> Summary | None:
         """In the rows' own coordinates."""

@@ -100,8 +100,11 @@ class Gathering(Playing):
         return self._first is not None
 
     def next_pass(self, epoch: int, max_epochs: int) -> bool:
-        """Rows that are all kept need not be read again."""
-        return not self.keeps_all and super().next_pass(epoch, max_epochs)
+        """Rows that are all kept need not be read again; others come again, and are no longer new."""
+        if self.keeps_all or not super().next_pass(epoch, max_epochs):
+            return False
+        self.state = self.state._replace(first_pass=jnp.array(False))
+        return True
 
     def remember(self, batch: Tree) -> Tree:
         """Rows before a checkpoint are all learned."""
@@ -198,7 +201,7 @@ class Gathering(Playing):
     def look(self) -> dict[str, Any]:
         if self.problem.noiseless:
             return super().look()
-        known = verdict(self.state, 1)
+        known = verdict(self.state, 1, solved=self.keeps_all)
         return {
             "eigenvalues": self.sign * np.asarray(self.info.eigenvalues),
             "residual": known.shortfall,
@@ -207,14 +210,18 @@ class Gathering(Playing):
 
     def end(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
         # Of rows that are not kept: a move on those that wait, few as they may be, is for the result alone.
-        going_on = None if self.keeps_all else (jax.tree.map(jnp.copy, self.state), list(self._queue), self._left)
+        going_on = jax.tree.map(jnp.copy, self.state), list(self._queue), self._left, self.info
         self.settle()
-        self.settled = self.state
+        self._settled = self.state
         try:
             return self._ended(n, stopped)
         finally:
-            if going_on is not None:
-                self.state, self._queue, self._left = going_on
+            if not self.keeps_all:
+                self.state, self._queue, self._left, self.info = going_on
+
+    @property
+    def settled(self) -> Any:
+        return self._settled
 
     def _ended(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
         lam, V = self.solver.eigenpairs(self.problem, self.state)

@@ -250,10 +250,9 @@ class Run:
             raise ValueError(f"the stream held {n} rows, fewer than k={k}: give more rows, or a smaller k")
         stopped = self.stopped or self._how_far()
         lam, V, rest, converged, message = self.engine.end(n, stopped)
-        state, summary = getattr(self.engine, "settled", self.engine.state), self.engine.summary()
+        state, summary = self.engine.settled, self.engine.summary()
         converged = converged or self.converged
-        heldout = getattr(self.engine, "heldout", (None, None))
-        looks = self.history
+        looks, heldout = self.history, self.engine.heldout
         return Result(lam, V, converged, message, rest, self.steps, n, self.solver, looks, state, summary, *heldout)
 
     def _how_far(self) -> str:
@@ -319,7 +318,7 @@ class Run:
                 warnings.warn(self.stopped, stacklevel=3)
         finally:
             keeper.close()
-        solved = isinstance(self.engine, Gathering) and self.engine.keeps_all
+        solved = self.engine.keeps_all
         if solved and self.engine.has_begun():
             # Rows that were kept to the end were not looked at on the way.
             self.engine.settle()

@@ -145,6 +145,7 @@ class Game:
             sketched=zero,
             due=jnp.full((), 2 * K, dtype),
             held=HeldOut.empty(k, dtype),
+            first_pass=jnp.array(True),
             gains=jnp.full(GAINS, jnp.nan, dtype),
             step=count,
             moves=count,
@@ -197,18 +198,19 @@ class Game:
 
     def multiply(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
         """Add the products of observed rows with the players, who stand still."""
-        return state._replace(gathered=_sum(state.gathered, self._products(problem, state, batch)))
+        return state._replace(gathered=trees.add(state.gathered, self._products(problem, state, batch)))
 
     def gather(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
-        """Observe a batch, multiply it, and score the players on it."""
+        """Observe a batch, multiply it and, where its rows are new, score the players on it."""
         if problem.noiseless:
             return state._replace(gathered=self._products(problem, state, None), step=state.step + 1)
         state = self.observe(problem, state, batch)
         new, k = self._products(problem, state, batch), len(state.residuals)
         V = trees.part(state.S, 0, k)
         BV = trees.scale(new.rows, state.metric.exact(V)) if new.B is None else trees.part(new.B, 0, k)
-        held = state.held.add(trees.dot(V, trees.part(new.A, 0, k)), trees.dot(V, BV))
-        return state._replace(gathered=_sum(state.gathered, new), held=held)
+        scored = state.held.add(trees.dot(V, trees.part(new.A, 0, k)), trees.dot(V, BV))
+        held = jax.tree.map(lambda new, old: jnp.where(state.first_pass, new, old), scored, state.held)
+        return state._replace(gathered=trees.add(state.gathered, new), held=held)
 
     def _products(self, problem: Problem, state: GameState, batch: Tree) -> Gathered:
         """Sums over the rows of a batch; what is given without rows counts as one."""
@@ -311,7 +313,7 @@ class Game:
             known=known.rows,
             sketched=jnp.where(whole, 0, state.sketched + state.gathered.rows),
             due=jnp.maximum(2 * K, wait),
-            held=state.held.fade(jnp.where(whole, 1, KEPT)),
+            held=state.held.fade(jnp.where(whole | ~state.first_pass, 1, KEPT)),
             gains=jnp.append(state.gains[1:], found.gained),
             moves=state.moves + 1,
             rank=found.rank,
@@ -373,10 +375,6 @@ class _Found(NamedTuple):
 def _in_parts(problem: Problem) -> bool:
     """Whether factors within ``A`` must come from parts of the batch that share no row."""
     return problem.shares != (1, 1)
-
-
-def _sum(first: Tree, second: Tree) -> Tree:
-    return jax.tree.map(lambda a, b: a + b, first, second)
 
 
 def _largest_quotient(GA: jax.Array, GB: jax.Array) -> jax.Array:

@@ -75,7 +75,7 @@ def verdict(state: Any, rows_read: int, solved: bool = False) -> Verdict:
     shortfall = min(max(to_come, 0.0) + lost, 1.0)
     converged = shortfall < ENOUGH
     worst, floor = float(np.max(state.residuals)), float(np.max(state.floors))
-    words = "all rows were kept and solved; " if solved else ""
+    words = "all rows were kept; " if solved else ""
     words += (
         f"the leading eigenvalues are within about {shortfall:.2g} of their final sum; residuals reach {worst:.2g}, "
         f"and noise alone would make them {floor:.2g}"

@@ -125,13 +125,13 @@ class Sketch(NamedTuple):
 
     def keep(self, x: Tree) -> Sketch:
         """With the rows of one more batch in the buffer; once it is full, the last of them in place of the last."""
-        x = rows.dense(x)
         capacity = jax.tree.leaves(self.buffer)[0].shape[0]
         b = min(rows.n_rows(x), capacity)
+        x = rows.dense(rows.split(x, (b, rows.n_rows(x) - b))[0])
         start = jnp.minimum(self.waiting, capacity - b).astype(jnp.int32)
 
         def put(held: jax.Array, new: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice_in_dim(held, new[:b], start, 0)
+            return jax.lax.dynamic_update_slice_in_dim(held, new, start, 0)
 
         return self._replace(buffer=jax.tree.map(put, self.buffer, x), waiting=jnp.minimum(self.waiting + b, capacity))
 

@@ -66,7 +66,9 @@ class GameState(NamedTuple):
     known: jax.Array
     sketched: jax.Array
     due: jax.Array
+    #: Scores on rows before they were learned from, which they are in a first pass only.
     held: HeldOut
+    first_pass: jax.Array
     #: By how much the last moves raised the sum of the leading eigenvalues, relative to it.
     gains: jax.Array
     step: jax.Array
