@@ -141,7 +141,7 @@ def _steps_without_data(solver: Any, problem: Problem, state: Any, count: int) -
 class Playing:
     """An iterative solver under way."""
 
-    keeps_all = False
+    #: Eigenvalues on rows that were not learned from, and their errors.
     heldout: tuple[Any, Any] = (None, None)
 
     def __init__(self, problem: Problem, solver: Any, k: int | None, which: str, first: Tree, seed: int, sums: bool):
@@ -251,6 +251,11 @@ class Playing:
                 "; near 1, so these are no eigenvectors: lower learning_rate, scale the features alike or use Adam"
             )
         return self.sign * np.asarray(lam), V, rest, False, message
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether rows are kept and not looked at before the end."""
+        return False
 
     @property
     def settled(self) -> Any:

@@ -44,6 +44,11 @@ def _move(solver: Game, problem: Problem, state: Any, whole: bool) -> Any:
     return solver.move(problem, state, whole)
 
 
+@partial(jax.jit, static_argnums=0)
+def _judge(solver: Game, problem: Problem, state: Any, batch: Tree) -> Any:
+    return solver.judge(problem, state, batch)
+
+
 #: Rows that are multiplied at once, whatever the batches: fewer leave a processor idle. The first are kept in blocks
 #: that a sketch learns from.
 BLOCK, FIRST_BLOCK = 512, 256
@@ -51,16 +56,16 @@ BLOCK, FIRST_BLOCK = 512, 256
 NUMBERS = 2**23
 #: The first rows are kept while they take no more than so many times the memory of the state.
 ROOM = 2
-#: Moves on the first rows, and the most on all rows where they are all kept.
-OPENING, MOST = 8, 100
+#: The most moves on the first rows, on all rows where they are all kept, and the share of the first that are judges.
+OPENING, MOST, JUDGES = 12, 100, 6
 
 
 class Gathering(Playing):
     """The accelerated game under way. Where batches begin and end means nothing to it, so small ones are joined.
 
     The first rows are kept, in up to twice the memory of players and sketches, and the game opens with several moves on
-    them, each from products with all of them. Those of a stream that ends before are all there are: the
-    players then move until they have solved it.
+    most of them, each from products with all of these, while that helps on the others. Those of a stream that ends
+    before are all there are: the players then move until they have solved it.
     """
 
     def __init__(self, *arguments: Any):
@@ -112,7 +117,7 @@ class Gathering(Playing):
 
     def _taken(self) -> Tree:
         taken, self._queue = self._queue, []
-        batch = rows.to_device(rows.join(*taken))
+        batch = rows.to_device(rows.join(*taken), for_good=True)
         jax.block_until_ready(batch)
         return batch
 
@@ -122,13 +127,9 @@ class Gathering(Playing):
         elif self._first is not None:
             self._keep(batch)
             if self._weight > ROOM * _bytes(self.state):
-                self._play_first(OPENING)
-                self._first = None
+                self._open()
         else:
-            self.state = _gather(self.solver, self.problem, self.state, batch)
-            self._left -= rows.n_rows(batch)
-            if self._left <= 0:
-                self._move()
+            self._learn(_gather, batch)
 
     def _keep(self, batch: Tree) -> None:
         self.state = _observe(self.solver, self.problem, self.state, batch)
@@ -142,15 +143,45 @@ class Gathering(Playing):
         if self._number - self._learned >= max(least, (GROWTH - 1) * self._learned):
             self.state, self._learned = _learn(self.solver, self.state), self._number
 
-    def _play_first(self, moves: int) -> None:
-        """Move several times, each with products of all first rows."""
+    def _open(self) -> None:
+        """Move on the first rows while the players do better on the last of them, which then are new rows."""
+        first, self._first = self._first or [], None
+        cut = len(first) - max(len(first) // JUDGES, 1) or 1
+        played, judges = first[:cut], first[cut:]
         self._learn_first(1)
-        for _ in range(moves):
-            for batch in self._first or []:
-                self.state = _multiply(self.solver, self.problem, self.state, batch)
-            self._move(whole=True)
+        best: tuple[float, Any] = (-np.inf, None)
+        for _ in range(OPENING):
+            self._move_on(played)
+            a, b = np.sum([_judge(self.solver, self.problem, self.state, batch) for batch in judges or played], axis=0)
+            value = float((a / b).sum())
+            if value < best[0]:
+                self.state = best[1]._replace(metric=self.state.metric, memory=self.state.memory)
+                break
+            best = value, jax.tree.map(jnp.copy, self.state._replace(metric=None, memory=None))
+        # What was gained on the same rows again says nothing of rows to come.
+        self.state = self.state._replace(gains=jnp.full_like(self.state.gains, jnp.nan))
+        for batch in judges:
+            self._learn(_multiply, batch)
+
+    def _solve(self) -> None:
+        """Move with products of all rows until they are solved."""
+        self._learn_first(1)
+        for _ in range(MOST):
+            self._move_on(self._first or [])
             if float(self.info.residuals.max()) < NOISELESS:
                 break
+
+    def _move_on(self, batches: list[Tree]) -> None:
+        """Move once, with products of rows that are all there are."""
+        for batch in batches:
+            self.state = _multiply(self.solver, self.problem, self.state, batch)
+        self._move(whole=True)
+
+    def _learn(self, gather: Any, batch: Tree) -> None:
+        self.state = gather(self.solver, self.problem, self.state, batch)
+        self._left -= rows.n_rows(batch)
+        if self._left <= 0:
+            self._move()
 
     def _move(self, whole: bool = False) -> None:
         if not whole and bool(self.solver.is_to_learn(self.state)):
@@ -167,7 +198,7 @@ class Gathering(Playing):
             else:
                 self._keep(self._taken())
         if self._first:
-            self._play_first(MOST)
+            self._solve()
         elif not self.problem.noiseless and float(self.state.gathered.rows) > 0:
             self._move()
         self.info = jax.tree.map(np.array, self.solver.info(self.state))

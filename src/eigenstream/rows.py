@@ -26,6 +26,9 @@ from eigenstream import trees
 
 Tree = Any
 
+#: What JAX wants of the address of memory that it is to take over: a cache line.
+ALIGNMENT = 64
+
 
 class Sparse(NamedTuple):
     """The rows ``matrix - weights @ means``: sparse minus low rank."""
@@ -305,12 +308,15 @@ def stacked(batch: Tree, m: int) -> Tree | None:
     return jax.tree.map(lambda leaf: leaf.reshape((m, leaf.shape[0] // m, *leaf.shape[1:])), batch)
 
 
-def to_device(batch: Tree) -> Tree:
-    """Host rows as the step takes them: SciPy's sparse rows become `Sparse`, all else stays."""
+def to_device(batch: Tree, for_good: bool = False) -> Tree:
+    """Host rows as the step takes them: SciPy's sparse rows become `Sparse`, all else stays.
+
+    Rows given ``for_good``, which nobody will write to again, need no copy on a CPU.
+    """
 
     def one(leaf: Any) -> Any:
         if not scipy.sparse.issparse(leaf):
-            return jnp.asarray(leaf)
+            return jax.device_put(leaf, may_alias=True) if for_good else jnp.asarray(leaf)
         coo = leaf.tocoo()
         # Padded to a power of two, so that a stream of sparse batches compiles a few programs and not one a batch.
         room = 1 << max(int(coo.nnz) - 1, 1).bit_length()
@@ -363,9 +369,20 @@ def join(*batches: Tree) -> Tree:
             return leaves[0]
         if scipy.sparse.issparse(leaves[0]):
             return scipy.sparse.vstack(leaves, format="csr")
-        return (jnp if any(isinstance(leaf, jax.Array) for leaf in leaves) else np).concatenate(leaves)
+        if any(isinstance(leaf, jax.Array) for leaf in leaves):
+            return jnp.concatenate(leaves)
+        count = sum(map(len, leaves))
+        return np.concatenate(leaves, out=_aligned((count, *leaves[0].shape[1:]), np.result_type(*leaves)))
 
     return jax.tree.map(one, *batches, is_leaf=scipy.sparse.issparse)
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array at an address that JAX can take as it is."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def owned(batch: Tree, given: Tree) -> Tree:

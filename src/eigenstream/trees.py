@@ -20,6 +20,11 @@ def _flat(leaf: Any) -> Any:
     return leaf.reshape(leaf.shape[0], -1)
 
 
+def flat(V: Tree) -> jax.Array:
+    """The players as the rows of one ``(k, d)`` array, which makes a copy where there are several leaves."""
+    return jnp.concatenate([_flat(leaf) for leaf in jax.tree.leaves(V)], axis=1)
+
+
 def add(U: Tree, V: Tree) -> Tree:
     return jax.tree.map(lambda u, v: u + v, U, V)
 

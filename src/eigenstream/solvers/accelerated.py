@@ -42,7 +42,7 @@ Tree = Any
 PACE, UNCLEAR = 4.0, 0.2
 #: By how many deviations of its noise an eigenvalue within the span is taken for less than it seems.
 DOUBT = 0.5
-#: A sketch is updated at each of its first moves, then whenever rows have grown by this factor.
+#: A sketch is updated at each move until it was so many times, then whenever rows have grown by this factor.
 EARLY, GROWTH = 6, 1.35
 #: Blocks of up to this dimension are sketched whole where no rank is asked for; larger ones by so many directions.
 WHOLE, RANK = 1024, 384
@@ -83,7 +83,7 @@ class Game:
     True
     """
 
-    extra: int = 28
+    extra: int = 20
     rank: int | None = None
     half_life: float | None = None
     outlier: float = 100.0
@@ -205,12 +205,15 @@ class Game:
         if problem.noiseless:
             return state._replace(gathered=self._products(problem, state, None), step=state.step + 1)
         state = self.observe(problem, state, batch)
-        new, k = self._products(problem, state, batch), len(state.residuals)
-        V = trees.part(state.S, 0, k)
-        BV = trees.scale(new.rows, state.metric.exact(V)) if new.B is None else trees.part(new.B, 0, k)
-        scored = state.held.add(trees.dot(V, trees.part(new.A, 0, k)), trees.dot(V, BV))
+        new = self._products(problem, state, batch)
+        scored = state.held.add(*_scores(state, new))
         held = jax.tree.map(lambda new, old: jnp.where(state.first_pass, new, old), scored, state.held)
         return state._replace(gathered=trees.add(state.gathered, new), held=held)
+
+    def judge(self, problem: Problem, state: GameState, batch: Tree) -> jax.Array:
+        """``⟨v, A v⟩`` and ``⟨v, B v⟩`` of the leading players, summed over the rows of a batch."""
+        leading = state._replace(S=trees.part(state.S, 0, len(state.residuals)))
+        return jnp.stack(_scores(leading, self._products(problem, leading, batch)))
 
     def _products(self, problem: Problem, state: GameState, batch: Tree) -> Gathered:
         """Sums over the rows of a batch; what is given without rows counts as one."""
@@ -238,7 +241,7 @@ class Game:
         if isinstance(state.metric, Diagonal):
             return jnp.array(False)
         since = state.sketched + state.gathered.rows
-        return (state.moves < EARLY) | (since >= (GROWTH - 1) * (state.known - state.sketched))
+        return (state.metric[0].updates < EARLY) | (since >= (GROWTH - 1) * (state.known - state.sketched))
 
     def learn(self, state: GameState) -> GameState:
         """Let the sketches learn the rows that wait for them."""
@@ -298,12 +301,16 @@ class Game:
         if state.plays_all:
             # Nothing is found by moving often.
             wait = jnp.minimum(known.rows, self._horizon / 4)
+        metric = state.metric
+        if not isinstance(metric, Diagonal):
+            metric = tuple(sketch.anew(known.restart) for sketch in metric)
         return state._replace(
             S=S if L == K else trees.stack(S, W),
             MA=MA,
             MB=None if problem.diagonal_only else MB,
             N=(N + N.T) / 2,
             gathered=jax.tree.map(jnp.zeros_like, state.gathered),
+            metric=metric,
             lam=lam,
             size=found.size,
             kappa=known.kappa,
@@ -312,7 +319,7 @@ class Game:
             floors=floors / found.size,
             known=known.rows,
             sketched=jnp.where(whole, 0, state.sketched + state.gathered.rows),
-            due=jnp.maximum(2 * K, wait),
+            due=jnp.where(known.restart, 2 * K, jnp.maximum(2 * K, wait)),
             held=state.held.fade(jnp.where(whole | ~state.first_pass, 1, KEPT)),
             gains=jnp.append(state.gains[1:], found.gained),
             moves=state.moves + 1,
@@ -375,6 +382,14 @@ class _Found(NamedTuple):
 def _in_parts(problem: Problem) -> bool:
     """Whether factors within ``A`` must come from parts of the batch that share no row."""
     return problem.shares != (1, 1)
+
+
+def _scores(state: GameState, new: Gathered) -> tuple[jax.Array, jax.Array]:
+    """``⟨v, A v⟩`` and ``⟨v, B v⟩`` of the leading players, on the rows behind ``new``."""
+    k = len(state.residuals)
+    V = trees.part(state.S, 0, k)
+    BV = trees.scale(new.rows, state.metric.exact(V)) if new.B is None else trees.part(new.B, 0, k)
+    return trees.dot(V, trees.part(new.A, 0, k)), trees.dot(V, BV)
 
 
 def _largest_quotient(GA: jax.Array, GB: jax.Array) -> jax.Array:

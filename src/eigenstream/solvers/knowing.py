@@ -70,7 +70,8 @@ def verdict(state: Any, rows_read: int, solved: bool = False) -> Verdict:
     heldout, errors = state.held.eigenvalues()
     known = float(state.known)
     # Players that span everything have nothing to gain and lose no row.
-    to_come = 0.0 if state.plays_all else TO_COME * float(np.median(gains[-3:])) if len(gains) > 2 else 1.0
+    last = float(np.median(gains[-3:]) if len(gains) > 2 else gains.max(initial=0)) if len(gains) else 1.0
+    to_come = 0.0 if state.plays_all else TO_COME * last
     lost = 0.0 if solved or state.plays_all else LOST * float(state.kappa) / known if known else 1.0
     shortfall = min(max(to_come, 0.0) + lost, 1.0)
     converged = shortfall < ENOUGH

@@ -19,15 +19,15 @@ Tree = Any
 #: How much heavier the tail of the leverages may grow before the floor stops falling.
 CALM = 1.5
 #: The floor falls by no more than this in one update; it rises at once.
-FALL = 0.5
+FALL = 0.35
 #: Weight of a fresh block of rows among those before it, once there were a few.
-FRESH = 0.3
+FRESH = 0.5
 #: Least floor, relative to the mean eigenvalue: past it float32 has no digits left.
 LEAST = 1e-6
-#: Fresh rows for an update: so many, or half the rank.
-BUFFER = 256
+#: Fresh rows for an update: so many, or half the rank; of a whole sketch, so many times the dimension.
+BUFFER, WELL = 256, 2
 #: An update takes up as many new directions as this share of the rank: the leading ones of its rows.
-NEW = 3
+NEW = 4
 #: All that is outside the sketch, however wide, weighs no more than this share of what is inside.
 OUTSIDE = 2
 #: Floors that are tried, from the least that is stable to the mean eigenvalue.
@@ -88,8 +88,9 @@ class Sketch(NamedTuple):
     updates: jax.Array
     #: What the problem adds to ``B``, relative to its mean eigenvalue.
     ridge: jax.Array
-    #: Rows that wait for the next update.
+    #: Rows that wait for the next update; of a whole sketch the first of them, beside the second moments of all.
     buffer: Tree
+    moments: Any
     waiting: jax.Array
 
     @classmethod
@@ -101,8 +102,9 @@ class Sketch(NamedTuple):
         one = jnp.ones((), dtype)
         # As many directions as there are need not be looked for.
         U = trees.blank(r, template) if r < d else trees.units(template)
-        buffer = trees.blank(max(r // 2, BUFFER), template)
-        return cls(U, spectrum, spectrum, zero, one, one, one, zero, zero, ridge * one, buffer, zero)
+        buffer = trees.blank(max(r // 2, BUFFER) if r < d else BUFFER, template)
+        moments = None if r < d else jnp.zeros((d, d), dtype)
+        return cls(U, spectrum, spectrum, zero, one, one, one, zero, zero, ridge * one, buffer, moments, zero)
 
     @property
     def added(self) -> jax.Array:
@@ -124,16 +126,30 @@ class Sketch(NamedTuple):
         return trees.add(trees.scale(1 / outside, G), trees.combine(along, self.U))
 
     def keep(self, x: Tree) -> Sketch:
-        """With the rows of one more batch in the buffer; once it is full, the last of them in place of the last."""
+        """With the rows of one more batch waiting, as far as there is room for them."""
         capacity = jax.tree.leaves(self.buffer)[0].shape[0]
         b = min(rows.n_rows(x), capacity)
-        x = rows.dense(rows.split(x, (b, rows.n_rows(x) - b))[0])
         start = jnp.minimum(self.waiting, capacity - b).astype(jnp.int32)
 
         def put(held: jax.Array, new: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(held, new, start, 0)
 
-        return self._replace(buffer=jax.tree.map(put, self.buffer, x), waiting=jnp.minimum(self.waiting + b, capacity))
+        first = rows.dense(rows.split(x, (b, rows.n_rows(x) - b))[0])
+        kept = self._replace(buffer=jax.tree.map(put, self.buffer, first))
+        if self.moments is None:
+            return kept._replace(waiting=jnp.minimum(self.waiting + b, capacity))
+        return jax.lax.cond(self.waiting < WELL * len(self.seen), lambda s: s._with_moments(x), lambda s: s, kept)
+
+    def _with_moments(self, x: Tree) -> Sketch:
+        X = trees.flat(rows.dense(x))
+        with jax.default_matmul_precision("highest"):
+            return self._replace(moments=self.moments + X.T @ X, waiting=self.waiting + len(X))
+
+    def anew(self, restart: Any) -> Sketch:
+        """Where rows follow another law, those before count for nothing from the next update on."""
+        past = self.rows, self.updates, self.waiting, self.moments
+        rows, updates, waiting, moments = jax.tree.map(lambda x: jnp.where(restart, 0, x), past)
+        return self._replace(rows=rows, updates=updates, waiting=waiting, moments=moments)
 
     def update(self, horizon: float) -> Sketch:
         """Measure the waiting rows against what is known of the last ``horizon`` rows, then learn them."""
@@ -145,20 +161,30 @@ class Sketch(NamedTuple):
         index = jnp.arange(jax.tree.leaves(self.buffer)[0].shape[0])
         X = trees.scale((index < self.waiting).astype(self.seen.dtype), self.buffer)
         scores = trees.gram(X, self.U)
-        energies = trees.dot(X, X)
-        measured = self._measured(scores, energies, n)
-        U, seen = _learned(X, scores, self.U, self.seen, n, n / (before + n))
+        squares = scores**2
+        rest = jnp.maximum(trees.dot(X, X) - squares.sum(1), 0)
+        weight = n / (before + n)
+        if self.moments is None:
+            measured = self._measured(squares, rest, squares.sum(0) / n)
+            U, seen = _learned(X, scores, self.U, self.seen, n, weight)
+        else:
+            U = trees.flat(self.U)
+            along = U @ (self.moments / n) @ U.T
+            measured = self._measured(squares, rest, jnp.diag(along))
+            U, seen = _rotated(self.U, (1 - weight) * jnp.diag(self.seen) + weight * along)
+            measured = measured._replace(moments=jnp.zeros_like(self.moments))
         return measured._replace(U=U, seen=seen, rows=before + n, waiting=jnp.zeros_like(self.waiting))
 
-    def _measured(self, scores: jax.Array, energies: jax.Array, n: Any) -> Sketch:
+    def _measured(self, squares: jax.Array, rest: jax.Array, along: jax.Array) -> Sketch:
+        """With what rows show that were not seen: their squares along ``U``, the rest of each, and variances."""
+        n = jnp.clip(self.waiting, 1, len(rest))
         d, r = trees.size(trees.part(self.U, 0, 1)), len(self.seen)
         fresh = jnp.maximum(1 / (self.updates + 1), FRESH)
         # The first block is measured against nothing: all its energy is outside.
         weight = jnp.where(self.updates <= 1, 1, jnp.maximum(1 / jnp.maximum(self.updates, 1), FRESH))
-        squares = scores**2
-        rest = jnp.maximum(energies - squares.sum(1), 0)
-        energy = self.energy + jnp.where(self.updates == 0, 1, fresh) * (energies.sum() / n - self.energy)
-        held = self.held + weight * (squares.sum(0) / n - self.held)
+        total = along.sum() + rest.sum() / n
+        energy = self.energy + jnp.where(self.updates == 0, 1, fresh) * (total - self.energy)
+        held = self.held + weight * (along - self.held)
         outside = self.outside + weight * (rest.sum() / n - self.outside)
         mean = energy / d
 
@@ -201,14 +227,8 @@ def _smoothed(values: jax.Array) -> jax.Array:
 
 def _learned(X: Tree, scores: jax.Array, U: Tree, seen: jax.Array, n: Any, weight: Any) -> tuple[Tree, jax.Array]:
     """The leading directions and variances of the rows behind ``U`` and the new ones together (Brand, 2002)."""
-    r, d = len(seen), trees.size(trees.part(U, 0, 1))
-    if r == d:
-        inner = jnp.diag((1 - weight) * seen) + weight / n * scores.T @ scores
-        sigma, R = jnp.linalg.eigh(inner)
-        return trees.orthonormal(trees.combine(R[:, ::-1].T, U)), jnp.maximum(sigma[::-1], 0)
+    r = len(seen)
     rest = trees.subtract(X, trees.combine(scores, U))
-    # Twice is enough (Parlett): what rounding left along U goes.
-    rest = trees.subtract(rest, trees.combine(trees.gram(rest, U), U))
     e, Q = jnp.linalg.eigh(trees.gram(rest, rest))
     new = max(r // NEW, 1)
     e, Q = e[-new:], Q[:, -new:]
@@ -216,6 +236,8 @@ def _learned(X: Tree, scores: jax.Array, U: Tree, seen: jax.Array, n: Any, weigh
     keep = e > jnp.maximum(1e-6 * e[-1], 1e-9 * trees.dot(X, X).sum())
     root = jnp.sqrt(jnp.where(keep, e, 1))
     Z = trees.combine(jnp.where(keep, Q / root, 0).T, rest)
+    # Twice is enough (Parlett): what rounding left along U goes.
+    Z = trees.subtract(Z, trees.combine(trees.gram(Z, U), U))
     coordinates = jnp.concatenate([scores, jnp.where(keep, Q * root, 0)], axis=1)
     inner = weight / n * coordinates.T @ coordinates
     inner = inner + jnp.diag(jnp.concatenate([(1 - weight) * seen, jnp.zeros_like(e)]))
@@ -223,3 +245,9 @@ def _learned(X: Tree, scores: jax.Array, U: Tree, seen: jax.Array, n: Any, weigh
     R = R[:, ::-1][:, :r]
     U = trees.add(trees.combine(R[:r].T, U), trees.combine(R[r:].T, Z))
     return trees.orthonormal(U), jnp.maximum(sigma[::-1][:r], 0)
+
+
+def _rotated(U: Tree, second: jax.Array) -> tuple[Tree, jax.Array]:
+    """The eigenvectors and eigenvalues of second moments along ``U``."""
+    sigma, R = jnp.linalg.eigh(second)
+    return trees.orthonormal(trees.combine(R[:, ::-1].T, U)), jnp.maximum(sigma[::-1], 0)
