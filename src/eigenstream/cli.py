@@ -90,6 +90,9 @@ def fit(
     tol: Annotated[float | None, typer.Option(help="The residual at which a streaming solver stops.")] = None,
     shuffle: Annotated[bool, typer.Option(help="Whether a streaming solver takes rows in random order.")] = True,
     memory_budget: Annotated[float, typer.Option(help="Bytes that auto may spend on exact statistics.")] = 4e9,
+    mesh: Annotated[
+        str | None, typer.Option(help="Devices to share the work out over: auto, or data=2,feature=4.")
+    ] = None,
     half_life: Annotated[float | None, typer.Option(help="Rows after which a row counts half.")] = None,
     random_state: Annotated[int, typer.Option(help="The seed.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out was stopped.")] = False,
@@ -116,6 +119,7 @@ def fit(
         "max_epochs": epochs,
         "tol": tol,
         "memory_budget": memory_budget,
+        "mesh": mesh,
         "half_life": half_life,
         "random_state": random_state,
         "verbose": not quiet and not as_json,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eigenstream import rows, trees
+from eigenstream.placement import Placement, on_host, placed
 from eigenstream.problems.base import Negated, Problem, check_finite, view_sizes
 from eigenstream.solvers.exact import Exact
 from eigenstream.solvers.stochastic import Info
@@ -125,6 +126,7 @@ class Solving:
 
 # The state is the loop's own: its memory serves the next.
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
+@placed
 def _step(solver: Any, problem: Problem, state: Any, batch: Tree) -> Any:
     return solver.step(problem, state, batch)
 
@@ -132,7 +134,7 @@ def _step(solver: Any, problem: Problem, state: Any, batch: Tree) -> Any:
 @partial(jax.jit, static_argnums=(0, 3), donate_argnums=2)
 def _steps_without_data(solver: Any, problem: Problem, state: Any, count: int) -> Any:
     def body(state: Any, _: None) -> Any:
-        return solver.step(problem, state, None)
+        return placed(type(solver).step)(solver, problem, state, None)
 
     state, infos = jax.lax.scan(body, state, None, length=count)
     return state, jax.tree.map(lambda x: x[-1], infos)
@@ -144,7 +146,17 @@ class Playing:
     #: Eigenvalues on rows that were not learned from, and their errors.
     heldout: tuple[Any, Any] = (None, None)
 
-    def __init__(self, problem: Problem, solver: Any, k: int | None, which: str, first: Tree, seed: int, sums: bool):
+    def __init__(
+        self,
+        problem: Problem,
+        solver: Any,
+        k: int | None,
+        which: str,
+        first: Tree,
+        seed: int,
+        sums: bool,
+        mesh: Any = None,
+    ):
         if which == "magnitude":
             raise ValueError(
                 'which="magnitude" needs the whole spectrum: take solver="exact", or which="largest" or "smallest"'
@@ -153,7 +165,9 @@ class Playing:
         self.solver, self.sign = solver, 1 if which == "largest" else -1
         template = problem.template(first)
         count = problem.most_components(view_sizes(template)) if k is None else k
-        self.state = jax.tree.map(jnp.copy, solver.init(self.problem, first, count, jax.random.key(seed)))
+        state = jax.tree.map(jnp.copy, solver.init(self.problem, first, count, jax.random.key(seed)))
+        self.place = Placement(mesh)
+        self.template, self.state = template, self.place.state(state, template)
         self.pilot = None if problem.noiseless else problem.pilot(first)
         self.sums = self.problem.start_summary(template) if sums else None
         self.info: Any = None
@@ -175,7 +189,7 @@ class Playing:
         batch = self.remember(batch)
         if rows.n_rows(batch) < self.least:
             return None
-        batch = rows.to_device(self._near(batch))
+        batch = self.place.batch(self._near(batch))
         jax.block_until_ready(batch)
         return batch
 
@@ -215,17 +229,18 @@ class Playing:
         return epoch + 1 < max_epochs and not self.problem.noiseless
 
     def _kept(self) -> Any:
-        return self.state, self.info, self.pilot, self.sums
+        return on_host(self.state), self.info, self.pilot, self.sums
 
     def saveable(self) -> list[Any] | None:
         return None if self.info is None else jax.tree.leaves(self._kept())
 
     def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
-        template = (self.state, self.info or Info(jnp.zeros(1), jnp.zeros(1)), self.pilot, self.sums)
+        template = (on_host(self.state), self.info or Info(jnp.zeros(1), jnp.zeros(1)), self.pilot, self.sums)
         fresh, structure = jax.tree.flatten(template)
         leaves = [_like(x, arrays.get(i)) for i, x in enumerate(fresh)]
         state, info, self.pilot, self.sums = jax.tree.unflatten(structure, leaves)
-        self.state, self.info = jax.tree.map(jnp.asarray, (state, info))
+        state, self.info = jax.tree.map(jnp.asarray, (state, info))
+        self.state = self.place.state(state, self.template)
 
     def fewest_rows(self) -> int:
         return self.least
@@ -238,7 +253,7 @@ class Playing:
         return read
 
     def end(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
-        lam, V = self.solver.eigenpairs(self.problem, self.state)
+        lam, V = self.solver.eigenpairs(self.problem, on_host(self.state))
         rest = np.asarray(self.info.residuals)
         message = stopped
         if self.failed:
@@ -260,7 +275,7 @@ class Playing:
     @property
     def settled(self) -> Any:
         """The state behind the result."""
-        return self.state
+        return on_host(self.state)
 
     def summary(self) -> Summary | None:
         """In the rows' own coordinates."""

@@ -12,6 +12,7 @@ import numpy as np
 from eigenstream import rows, trees
 from eigenstream.engines import NOISELESS, Playing
 from eigenstream.outliers import Outliers
+from eigenstream.placement import n_rows, on_host, opened, placed
 from eigenstream.problems.base import Problem
 from eigenstream.solvers.accelerated import GROWTH, Game
 from eigenstream.solvers.knowing import verdict
@@ -20,33 +21,38 @@ Tree = Any
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
+@placed
 def _gather(solver: Game, problem: Problem, state: Any, batch: Tree) -> Any:
     return solver.gather(problem, state, batch)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
+@placed
 def _observe(solver: Game, problem: Problem, state: Any, batch: Tree) -> Any:
     return solver.observe(problem, state, batch)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
+@placed
 def _multiply(solver: Game, problem: Problem, state: Any, batch: Tree) -> Any:
     return solver.multiply(problem, state, batch)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _learn(solver: Game, state: Any) -> Any:
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+@placed
+def _learn(solver: Game, problem: Problem, state: Any) -> Any:
     return solver.learn(state)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
+@placed
 def _move(solver: Game, problem: Problem, state: Any, whole: bool) -> Any:
     return solver.move(problem, state, whole)
 
 
 @partial(jax.jit, static_argnums=0)
 def _judge(solver: Game, problem: Problem, state: Any, batch: Tree) -> Any:
-    return solver.judge(problem, state, batch)
+    return solver.judge(problem, opened(state), opened(batch))
 
 
 #: Rows that are multiplied at once, whatever the batches: fewer leave a processor idle. The first are kept in blocks
@@ -72,7 +78,7 @@ class Gathering(Playing):
         super().__init__(*arguments)
         self.info = jax.tree.map(np.array, self.solver.info(self.state))
         self.outliers = Outliers(self.solver.outlier)
-        self._width = trees.size(trees.part(self.state.S, 0, 1))
+        self._width = trees.size(self.template)
         self._queue: list[Tree] = []
         #: Rows to go before the next move, and whether one was made since the last look.
         self._left, self._moved = float(self.state.due), False
@@ -117,7 +123,7 @@ class Gathering(Playing):
 
     def _taken(self) -> Tree:
         taken, self._queue = self._queue, []
-        batch = rows.to_device(rows.join(*taken), for_good=True)
+        batch = self.place.batch(rows.join(*taken), for_good=True)
         jax.block_until_ready(batch)
         return batch
 
@@ -135,13 +141,13 @@ class Gathering(Playing):
         self.state = _observe(self.solver, self.problem, self.state, batch)
         if self._first is not None:
             self._first.append(batch)
-        self._weight, self._number = self._weight + _bytes(batch), self._number + rows.n_rows(batch)
+        self._weight, self._number = self._weight + _bytes(batch), self._number + n_rows(batch)
         self._learn_first()
 
     def _learn_first(self, least: int = FIRST_BLOCK) -> None:
         """Let the sketches learn, once enough of the first rows are new to them."""
         if self._number - self._learned >= max(least, (GROWTH - 1) * self._learned):
-            self.state, self._learned = _learn(self.solver, self.state), self._number
+            self.state, self._learned = _learn(self.solver, self.problem, self.state), self._number
 
     def _open(self) -> None:
         """Move on the first rows while the players do better on the last of them, which then are new rows."""
@@ -179,13 +185,13 @@ class Gathering(Playing):
 
     def _learn(self, gather: Any, batch: Tree) -> None:
         self.state = gather(self.solver, self.problem, self.state, batch)
-        self._left -= rows.n_rows(batch)
+        self._left -= n_rows(batch)
         if self._left <= 0:
             self._move()
 
     def _move(self, whole: bool = False) -> None:
         if not whole and bool(self.solver.is_to_learn(self.state)):
-            self.state = _learn(self.solver, self.state)
+            self.state = _learn(self.solver, self.problem, self.state)
         self.state, self._moved = _move(self.solver, self.problem, self.state, whole), True
         self.info = jax.tree.map(np.array, self.solver.info(self.state))
         self._left = float(self.state.due)
@@ -243,7 +249,7 @@ class Gathering(Playing):
         # Of rows that are not kept: a move on those that wait, few as they may be, is for the result alone.
         going_on = jax.tree.map(jnp.copy, self.state), list(self._queue), self._left, self.info
         self.settle()
-        self._settled = self.state
+        self._settled = on_host(self.state)
         try:
             return self._ended(n, stopped)
         finally:
@@ -255,7 +261,7 @@ class Gathering(Playing):
         return self._settled
 
     def _ended(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
-        lam, V = self.solver.eigenpairs(self.problem, self.state)
+        lam, V = self.solver.eigenpairs(self.problem, self._settled)
         order = self.solver.order(self.state)
         rest = np.asarray(self.info.residuals)[order]
         if self.failed:

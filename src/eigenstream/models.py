@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import optax
+from jax.sharding import Mesh
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
@@ -73,6 +74,9 @@ def _parameter(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _parameter(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"solver": type(value).__name__, "settings": fields}
+    if isinstance(value, Mesh):
+        # Devices are this machine's.
+        return None
     named = [name for name, optimizer in OPTIMIZERS.items() if value is optimizer]
     return {"optimizer": named[0]} if named else plain(value)
 

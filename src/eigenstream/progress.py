@@ -1,11 +1,12 @@
-"""What a run shows and hears while it goes: a bar on the terminal, and Ctrl-C."""
+"""What a run shows and hears while it goes: a bar on the terminal, Ctrl-C, and what it looks out for."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Bar:
@@ -85,3 +86,14 @@ class Interrupts:
     ) -> None:
         if self._mine and self._before is not None:
             signal.signal(signal.SIGINT, self._before)
+
+
+class Watch(NamedTuple):
+    """What a reader of batches looks out for."""
+
+    callbacks: tuple[Callable[[dict[str, Any]], Any], ...]
+    tol: float | None
+    max_steps: int | None
+    #: Of checkpoints.
+    keeper: Any
+    started: float

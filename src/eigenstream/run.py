@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,8 +17,9 @@ from eigenstream.checkpoint import Keeper, Place
 from eigenstream.eigenpairs import WHICH
 from eigenstream.engines import LOOK_EVERY, Playing, Solving
 from eigenstream.gathering import Gathering
+from eigenstream.placement import make_mesh
 from eigenstream.problems.base import Problem, view_sizes
-from eigenstream.progress import Bar, Interrupts
+from eigenstream.progress import Bar, Interrupts, Watch
 from eigenstream.result import Result
 from eigenstream.solvers.accelerated import Game
 from eigenstream.solvers.choice import chosen
@@ -52,6 +53,7 @@ def solve(
     memory_budget: float = 4e9,
     half_life: float | None = None,
     random_state: int = 0,
+    mesh: Any = None,
     verbose: bool = False,
     callbacks: Iterable[Callback] = (),
     folder: str | Path | None = None,
@@ -88,6 +90,9 @@ def solve(
         Rows after which a row counts half, for a stream that drifts; of ``"game"`` and ``"exact"``.
     random_state : int
         Seed of the first players.
+    mesh : str, mesh or None
+        Devices to share a streaming solver's work out over: ``"auto"``, features over all there are; rows over two and
+        features over four, ``"data=2,feature=4"``; or a `jax.sharding.Mesh` of these axes. None: one device.
     verbose : bool
         Whether to show progress, on a terminal.
     callbacks : iterable of functions
@@ -115,7 +120,7 @@ def solve(
     True
     """
     common: dict[str, Any] = {"which": which, "half_life": half_life, "random_state": random_state}
-    run = Run(problem, k, solver, memory_budget=memory_budget, **common)
+    run = Run(problem, k, solver, memory_budget=memory_budget, mesh=mesh, **common)
     settings = {"problem": problem, "solver": solver, "k": k, **common}
     settings |= {"max_epochs": max_epochs, "max_steps": max_steps, "tol": tol}
     place = None if folder is None else Place(Path(folder), settings, resume, checkpoint_every)
@@ -137,6 +142,7 @@ class Run:
         memory_budget: float = 4e9,
         half_life: float | None = None,
         random_state: int = 0,
+        mesh: Any = None,
         for_estimator: bool = False,
         single_view: bool = False,
     ):
@@ -150,6 +156,7 @@ class Run:
             raise ValueError(f"k={k!r}: give a whole number of at least 1, or None for all there are")
         if not isinstance(random_state, int | np.integer):
             raise ValueError(f"random_state={random_state!r}: give a whole number, the seed")
+        self.mesh = make_mesh(mesh)
         self.problem, self.k, self.which = problem, None if k is None else int(k), which
         self.solver, self.budget, self.seed, self.half_life = solver, memory_budget, int(random_state), half_life
         #: An estimator also needs the rows' means and, of a stream that cannot be read again, its last rows.
@@ -184,7 +191,8 @@ class Run:
             self.engine = Solving(self.problem, self.solver, self.k, self.which, batch, repeatable)
         else:
             kind = Gathering if isinstance(self.solver, Game) else Playing
-            self.engine = kind(self.problem, self.solver, self.k, self.which, batch, self.seed, self.for_estimator)
+            more = self.seed, self.for_estimator, self.mesh
+            self.engine = kind(self.problem, self.solver, self.k, self.which, batch, *more)
 
     def go_on(self) -> None:
         """Take up a run that had come to its end, with batches that are read once."""
@@ -386,13 +394,3 @@ class Run:
             for record in history
         ]
         self.engine.restore(arrays, self.epoch)
-
-
-class Watch(NamedTuple):
-    """What a reader of batches looks out for."""
-
-    callbacks: tuple[Callback, ...]
-    tol: float | None
-    max_steps: int | None
-    keeper: Keeper
-    started: float

@@ -39,6 +39,9 @@ SHARED = """solver : str or solver
         eigenvalues still lacks.
     memory_budget : float
         Bytes that ``"auto"`` may spend on exact statistics.
+    mesh : str, mesh or None
+        Devices to share a streaming solver's work out over: ``"auto"`` for all of them, or for instance
+        ``"data=2,feature=4"``.
     half_life : float, optional
         Rows after which a row counts half, for a stream that drifts.
     random_state : int, RandomState or None
@@ -89,6 +92,7 @@ class StreamEstimator(BaseEstimator):
     max_epochs: int
     tol: float | None
     memory_budget: float
+    mesh: Any
     half_life: float | None
     random_state: Any
     verbose: bool
@@ -147,7 +151,7 @@ class StreamEstimator(BaseEstimator):
     def _place(self, folder: str | Path | None, resume: bool, every: float) -> Place | None:
         if folder is None:
             return None
-        settings = {name: value for name, value in self.get_params().items() if name != "verbose"}
+        settings = {name: value for name, value in self.get_params().items() if name not in ("verbose", "mesh")}
         return Place(Path(folder), {"estimator": type(self).__name__, **settings}, resume, every)
 
     def _seed(self) -> int:
@@ -166,6 +170,7 @@ class StreamEstimator(BaseEstimator):
             self.solver,
             which=self.which,
             memory_budget=self.memory_budget,
+            mesh=self.mesh,
             half_life=self.half_life,
             random_state=seed,
             for_estimator=True,

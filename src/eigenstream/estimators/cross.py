@@ -171,6 +171,7 @@ class CCA(PairMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        mesh: Any = None,
         half_life: float | None = None,
         random_state: Any = 0,
         verbose: bool = False,
@@ -184,6 +185,7 @@ class CCA(PairMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.mesh = mesh
         self.half_life = half_life
         self.random_state = random_state
         self.verbose = verbose
@@ -255,6 +257,7 @@ class PLS(PairMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        mesh: Any = None,
         half_life: float | None = None,
         random_state: Any = 0,
         verbose: bool = False,
@@ -266,6 +269,7 @@ class PLS(PairMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.mesh = mesh
         self.half_life = half_life
         self.random_state = random_state
         self.verbose = verbose

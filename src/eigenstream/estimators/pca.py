@@ -66,6 +66,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        mesh: Any = None,
         half_life: float | None = None,
         random_state: Any = 0,
         verbose: bool = False,
@@ -79,6 +80,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.mesh = mesh
         self.half_life = half_life
         self.random_state = random_state
         self.verbose = verbose

@@ -167,6 +167,7 @@ class SpectralEmbedding(GraphMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        mesh: Any = None,
         half_life: float | None = None,
         random_state: Any = 0,
         verbose: bool = False,
@@ -181,6 +182,7 @@ class SpectralEmbedding(GraphMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.mesh = mesh
         self.half_life = half_life
         self.random_state = random_state
         self.verbose = verbose
@@ -251,6 +253,7 @@ class SpectralClustering(GraphMixin, ClusterMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        mesh: Any = None,
         half_life: float | None = None,
         random_state: Any = 0,
         verbose: bool = False,
@@ -267,6 +270,7 @@ class SpectralClustering(GraphMixin, ClusterMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.mesh = mesh
         self.half_life = half_life
         self.random_state = random_state
         self.verbose = verbose

@@ -33,6 +33,11 @@ class RSGState(NamedTuple):
     step: jax.Array
     failed: jax.Array
 
+    @property
+    def long(self) -> tuple[str, ...]:
+        """Its factorisations need whole columns on every device."""
+        return ()
+
 
 def qr(M: jax.Array) -> jax.Array:
     """The orthonormal factor with a positive diagonal beside it: the QR retraction."""

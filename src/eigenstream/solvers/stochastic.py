@@ -38,6 +38,11 @@ class State(NamedTuple):
     #: A step went non-finite; the state is the last finite one, and stays.
     failed: jax.Array
 
+    @property
+    def long(self) -> tuple[str, ...]:
+        """The fields that hold arrays as long as a player."""
+        return ("V", "aux", "optimizer", "memory")
+
 
 class Info(NamedTuple):
     """What is looked at and thrown away."""

@@ -81,6 +81,11 @@ class GameState(NamedTuple):
     failed: jax.Array
 
     @property
+    def long(self) -> tuple[str, ...]:
+        """The fields that hold arrays as long as a player."""
+        return ("S", "MA", "MB", "gathered", "metric", "memory")
+
+    @property
     def plays_all(self) -> bool:
         """Whether the players span everything: they then track all of ``A`` and ``B``."""
         return len(self.lam) == len(self.N)

@@ -1,0 +1,121 @@
+"""Run by test_placement.py in a process of its own, which has eight devices: how far meshes are from one device."""
+
+import json
+import re
+import sys
+import tempfile
+
+import jax
+import numpy as np
+import optax
+
+import eigenstream as es
+from eigenstream.engines import Playing, _step
+from eigenstream.placement import make_mesh
+
+MESHES = ["data=8,feature=1", "data=1,feature=8", "data=4,feature=2", "data=2,feature=4"]
+#: Rows, features and players, all prime.
+B, D, E, K, STEPS = 53, 37, 41, 5, 200
+
+
+def problems(dtype):
+    rng = np.random.default_rng(0)
+
+    def views(*sizes):
+        z = rng.normal(size=(B * 4, K))
+        return [
+            0.2 * (z @ rng.normal(size=(K, d)) + rng.normal(size=(B * 4, d)) * np.linspace(0.5, 2, d)).astype(dtype)
+            for d in sizes
+        ]
+
+    def parts(*arrays):
+        split = [np.split(a, 4) for a in arrays]
+        return [p if len(p) > 1 else p[0] for p in zip(*split, strict=True)]
+
+    x, y, z = views(D, E, 31)
+    labels = rng.integers(0, 7, B * 4)
+    x[np.arange(B * 4), labels] += 3
+    edges = rng.integers(0, 43, size=(2, B * 4))
+    A, C = (q @ q.T for q in (rng.normal(size=(D, D)) for _ in range(2)))
+    return {
+        "pca": (es.problems.pca(), parts(x), K),
+        "cca": (es.problems.cca(), parts(x, y), K),
+        "ridge": (es.problems.cca(ridge=0.1, center="running"), parts(x, y), K),
+        "multiview": (es.problems.multiview(), parts(x, y, z), K),
+        "pls": (es.problems.pls(), parts(x, y), K),
+        "lda": (es.problems.lda(7), parts(x, labels), K),
+        "ica": (es.problems.ica(), parts(0.7 * rng.laplace(size=(B * 4, 11)).astype(dtype)), K),
+        "laplacian": (es.problems.laplacian(n_nodes=43), parts(*edges), K),
+        "matrices": (es.problems.matrices(A.astype(dtype), (C + D * np.eye(D)).astype(dtype)), None, K),
+    }
+
+
+def players(name, solver, mesh, dtype):
+    problem, batches, k = problems(dtype)[name]
+    epochs = 1 if batches is None else STEPS // len(batches)
+    steps = STEPS if batches is None else None
+    result = es.solve(problem, batches, k, solver, mesh=mesh, max_epochs=epochs, max_steps=steps)
+    return np.asarray(result.V, np.float64)
+
+
+def resumed():
+    """Players of a run that was stopped on one mesh and went on on another."""
+
+    def stop(record):
+        if record["step"] >= 60:
+            raise InterruptedError
+
+    problem, batches, k = problems(np.float64)["cca"]
+    solver = es.solvers.Paper(learning_rate=0.02, optimizer=optax.adam)
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"max_epochs": STEPS // 4, "folder": folder, "checkpoint_every": 0}
+        try:
+            es.solve(problem, batches, k, solver, mesh=MESHES[3], callbacks=[stop], **options)
+        except InterruptedError:
+            rest = es.solve(problem, batches, k, solver, mesh=MESHES[1], resume=True, **options)
+    return apart(rest.V, es.solve(problem, batches, k, solver, max_epochs=STEPS // 4).V)
+
+
+def apart(V, W):
+    """By how much two sets of players differ, relative to their size; and their spans."""
+    return float(np.abs(V - W).max() / np.abs(W).max()), float(es.metrics.subspace_error(V, W))
+
+
+def collectives(mesh, d):
+    """The sizes of all arrays that a compiled step of CCA sends, with 64 rows, d features a view and 16 players."""
+    x = np.zeros((64, d), np.float32)
+    solver, problem = es.solvers.Paper(independent=False), es.problems.cca()
+    engine = Playing(problem, solver, 16, "largest", (x, x), 0, False, make_mesh(mesh))
+    text = _step.lower(solver, problem, engine.state, engine.prepare((x, x))).compile().as_text()
+    sizes = []
+    for line in text.splitlines():
+        found = re.search(r"= (.*?) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)", line)
+        if found and "-done" not in line:
+            shapes = re.findall(r"\w+\[([\d,]*)\]", found[1])
+            sizes += [int(np.prod([int(n) for n in shape.split(",") if n])) for shape in shapes]
+    return sorted(sizes, reverse=True)
+
+
+def main(what):
+    out = {}
+    if what == "collectives":
+        out = {mesh: [collectives(mesh, d) for d in (1024, 4096)] for mesh in MESHES[:2]}
+    elif what == "resumed":
+        jax.config.update("jax_enable_x64", True)
+        out = resumed()
+    else:
+        dtype = np.float64 if what == "float64" else np.float32
+        jax.config.update("jax_enable_x64", dtype == np.float64)
+        solvers = {"paper": es.solvers.Paper(learning_rate=0.02), "game": es.solvers.Game(extra=3)}
+        cases = [(name, "paper", MESHES) for name in problems(dtype)]
+        # The game compiles several programs a mesh.
+        cases += [(name, "game", MESHES[-1:]) for name in ("cca", "laplacian") if what == "float64"]
+        for name, label, meshes in cases:
+            alone = players(name, solvers[label], None, dtype)
+            for mesh in meshes:
+                out[f"{name} {label} {mesh}"] = apart(players(name, solvers[label], mesh, dtype), alone)
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

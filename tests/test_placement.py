@@ -1,0 +1,67 @@
+"""Many devices give what one gives, and send no array that grows with the dimension."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import eigenstream as es
+from eigenstream.placement import make_mesh
+
+
+def on_eight_devices(what):
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    script = Path(__file__).parent / "on_eight_devices.py"
+    run = subprocess.run([sys.executable, script, what], env=env, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["float64", "float32"])
+def test_every_mesh_gives_what_one_device_gives(what):
+    far = on_eight_devices(what)
+    assert len(far) == (9 * 4 + 2 if what == "float64" else 9 * 4)
+    limit, measure = (1e-8, 0) if what == "float64" else (1e-3, 1)
+    assert {name: apart for name, apart in far.items() if not apart[measure] < limit} == {}
+
+
+def test_features_shared_out_send_nothing_that_grows_with_them():
+    sent = on_eight_devices("collectives")
+    few, many = sent["data=1,feature=8"]
+    assert few
+    assert few == many
+    # Rows shared out: the products of both views, once, and nothing else as long as a player.
+    for d, sizes in zip((1024, 4096), sent["data=8,feature=1"], strict=True):
+        assert sorted(size for size in sizes if size >= d) == [2 * 16 * d] * 2
+
+
+def test_a_run_goes_on_on_another_mesh():
+    apart, _ = on_eight_devices("resumed")
+    assert apart < 1e-8
+
+
+@pytest.mark.parametrize("mesh", ["auto", "data=1", make_mesh("auto")])
+def test_estimators_take_a_mesh(mesh, tmp_path):
+    X = np.random.default_rng(0).normal(size=(300, 7))
+    plain, meshed = (es.PCA(2, solver="game", mesh=m).fit(X) for m in (None, mesh))
+    np.testing.assert_allclose(meshed.components_, plain.components_)
+    meshed.save(tmp_path / "model")
+    assert es.load(tmp_path / "model").mesh == (mesh if isinstance(mesh, str) else None)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "cure"),
+    [("rows=2", "data=2,feature=4"), ("data=x", "data=2,feature=4"), (3, "jax.sharding.Mesh"), ("data=64", "devices")],
+)
+def test_a_mesh_that_cannot_be_is_named(mesh, cure):
+    with pytest.raises(ValueError, match=cure):
+        es.solve(es.problems.pca(), [np.eye(5)], 2, "game", mesh=mesh)
+
+
+def test_one_device_needs_no_mesh():
+    assert make_mesh("data=1,feature=1") is None
