@@ -64,6 +64,8 @@ NUMBERS = 2**23
 ROOM = 2
 #: The most moves on the first rows, on all rows where they are all kept, and the share of the first that are judges.
 OPENING, MOST, JUDGES = 12, 100, 6
+#: Moves in a row that may be worse than the best one on the judges, whose few rows are noisy.
+PATIENCE = 2
 
 
 class Gathering(Playing):
@@ -156,14 +158,19 @@ class Gathering(Playing):
         played, judges = first[:cut], first[cut:]
         self._learn_first(1)
         best: tuple[float, Any] = (-np.inf, None)
+        worse = 0
         for _ in range(OPENING):
             self._move_on(played)
             a, b = np.sum([_judge(self.solver, self.problem, self.state, batch) for batch in judges or played], axis=0)
             value = float((a / b).sum())
-            if value < best[0]:
-                self.state = best[1]._replace(metric=self.state.metric, memory=self.state.memory)
+            worse = worse + 1 if value < best[0] else 0
+            if worse == PATIENCE:
                 break
-            best = value, jax.tree.map(jnp.copy, self.state._replace(metric=None, memory=None))
+            if not worse:
+                best = value, jax.tree.map(jnp.copy, self.state._replace(metric=None, memory=None))
+        if worse:
+            self.state = best[1]._replace(metric=self.state.metric, memory=self.state.memory)
+            self._left = float(self.state.due)
         # What was gained on the same rows again says nothing of rows to come.
         self.state = self.state._replace(gains=jnp.full_like(self.state.gains, jnp.nan))
         for batch in judges:
