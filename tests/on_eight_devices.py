@@ -1,15 +1,18 @@
 """Run by test_placement.py in a process of its own, which has eight devices: how far meshes are from one device."""
 
 import json
+import pickle
 import re
 import sys
 import tempfile
+from unittest import mock
 
 import jax
 import numpy as np
 import optax
 
 import eigenstream as es
+from eigenstream import gathering
 from eigenstream.engines import Playing, _step
 from eigenstream.placement import make_mesh
 
@@ -102,7 +105,19 @@ def main(what):
         out = {mesh: [collectives(mesh, d) for d in (1024, 4096)] for mesh in MESHES[:2]}
     elif what == "resumed":
         jax.config.update("jax_enable_x64", True)
-        out = resumed()
+        with mock.patch.object(gathering, "ROOM", 0.05):
+            alone, opened = (players("cca", es.solvers.Game(extra=3), mesh, np.float64) for mesh in (None, MESHES[3]))
+        X = np.random.default_rng(0).normal(size=(300, 37))
+        mesh = jax.make_mesh((2, 4), ("data", "feature"))
+        model = pickle.loads(pickle.dumps(es.PCA(2, solver="game", mesh="auto").fit(X)))
+        given = es.PCA(2, solver="game", mesh=mesh).fit(X)
+        plain = es.PCA(2, solver="game").fit(X)
+        out = {
+            "resumed": resumed(),
+            "opened": apart(opened, alone),
+            "pickled": apart(model.partial_fit(X).components_.T, plain.partial_fit(X).components_.T),
+            "given": apart(given.components_.T, es.PCA(2, solver="game").fit(X).components_.T),
+        }
     else:
         dtype = np.float64 if what == "float64" else np.float32
         jax.config.update("jax_enable_x64", dtype == np.float64)

@@ -230,6 +230,51 @@ def test_the_first_rows_give_a_better_start_than_none():
     assert 1 - captured(views, with_them.V, 4) < 0.5 * (1 - captured(views, without.V, 4))
 
 
+def test_a_tolerance_does_not_stop_players_that_have_not_moved():
+    X = np.random.default_rng(0).normal(size=(6000, 400)) / np.arange(1, 401) ** 0.5
+    result = es.solve(es.problems.pca(), np.split(X, 60), 2, "game", half_life=5000, tol=0.05)
+    exact = es.solve(es.problems.pca(), [X], 2, "exact")
+    assert es.metrics.subspace_error(result.V, exact.V) < 0.2
+
+
+def test_one_batch_larger_than_what_is_kept_is_known_to_be_solved():
+    result = es.solve(es.problems.cca(), [tuple(POWER)], 4, "game")
+    assert result.converged
+    assert captured(POWER, result.V, 4) > 0.99
+
+
+def test_judges_of_the_opening_are_not_learned_twice():
+    """A sketch that learned no rows would halve what it has measured."""
+    states = []
+
+    def watched(self, *arguments):
+        state = original(self, *arguments)
+        states.append([float(sketch.waiting) for sketch in arguments[0].metric])
+        return state
+
+    original = es.solvers.Game.learn
+    with mock.patch.object(es.solvers.Game, "learn", watched), jax.disable_jit():
+        es.solve(es.problems.cca(), batched([v[:4000] for v in POWER], 1000), 4, es.solvers.Game(rank=8), max_steps=4)
+    assert states
+    assert min(map(min, states)) > 0
+
+
+def test_rows_are_new_again_after_a_fit_of_several_passes():
+    model = es.CCA(2, solver="game", max_epochs=2).fit(*POWER)
+    before = float(model._run.engine.state.held.batches)
+    model.partial_fit(*(v[:3000] for v in POWER))
+    assert float(model._run.engine.state.held.batches) > before
+
+
+def test_results_stay_whole_while_the_run_goes_on():
+    run = Run(es.problems.cca(), 2, "game")
+    run.take(tuple(v[:300] for v in POWER))
+    first = run.result()
+    run.take(tuple(v[300:600] for v in POWER))
+    run.result()
+    assert np.isfinite(np.asarray(first.state.lam)).all()
+
+
 def test_rows_that_follow_another_law_start_the_players_anew():
     later = [5 * v[6000:, ::-1] for v in POWER]
     stream = batched([v[:6000] for v in POWER]) + batched(later)

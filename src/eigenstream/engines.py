@@ -57,6 +57,9 @@ class Solving:
         if self._blocks.waiting:
             self.state = self.solver.step(self.problem, self.state, self._blocks.rest())
 
+    def go_on(self) -> None:
+        """Sums take new rows at any time."""
+
     def worth_a_look(self, steps: int) -> bool:
         return steps <= LOOK_EVERY // 10 or steps % LOOK_EVERY == 0
 
@@ -167,6 +170,7 @@ class Playing:
         count = problem.most_components(view_sizes(template)) if k is None else k
         state = jax.tree.map(jnp.copy, solver.init(self.problem, first, count, jax.random.key(seed)))
         self.place = Placement(mesh)
+        self.problem = self.place.everywhere(self.problem)
         self.template, self.state = template, self.place.state(state, template)
         self.pilot = None if problem.noiseless else problem.pilot(first)
         self.sums = self.problem.start_summary(template) if sums else None
@@ -208,6 +212,13 @@ class Playing:
             self.state, self.info = _steps_without_data(self.solver, self.problem, self.state, batch)
         else:
             self.state, self.info = _step(self.solver, self.problem, self.state, batch)
+
+    def go_on(self) -> None:
+        """From here on rows are new."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Devices are this machine's: elsewhere a run goes on on one."""
+        return {**vars(self), "place": Placement(None), "state": on_host(self.state)}
 
     def worth_a_look(self, steps: int) -> bool:
         return self.problem.noiseless or steps <= LOOK_EVERY // 10 or steps % LOOK_EVERY == 0

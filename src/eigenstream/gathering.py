@@ -119,6 +119,12 @@ class Gathering(Playing):
         self.state = self.state._replace(first_pass=jnp.array(False))
         return True
 
+    def go_on(self) -> None:
+        self.state = self.state._replace(first_pass=jnp.array(True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_first": on_host(self._first)}
+
     def remember(self, batch: Tree) -> Tree:
         """Rows before a checkpoint are all learned."""
         return batch
@@ -152,7 +158,10 @@ class Gathering(Playing):
             self.state, self._learned = _learn(self.solver, self.problem, self.state), self._number
 
     def _open(self) -> None:
-        """Move on the first rows while the players do better on the last of them, which then are new rows."""
+        """Move on the first rows while the players do better on the last of them, which then are new rows.
+
+        Means, and so the class means of LDA, know these already.
+        """
         first, self._first = self._first or [], None
         cut = len(first) - max(len(first) // JUDGES, 1) or 1
         played, judges = first[:cut], first[cut:]
@@ -171,8 +180,10 @@ class Gathering(Playing):
         if worse:
             self.state = best[1]._replace(metric=self.state.metric, memory=self.state.memory)
             self._left = float(self.state.due)
-        # What was gained on the same rows again says nothing of rows to come.
-        self.state = self.state._replace(gains=jnp.full_like(self.state.gains, jnp.nan))
+            self.info = jax.tree.map(np.array, self.solver.info(self.state))
+        if judges:
+            # What was gained on the same rows again says nothing of rows to come.
+            self.state = self.state._replace(gains=jnp.full_like(self.state.gains, jnp.nan))
         for batch in judges:
             self._learn(_multiply, batch)
 
@@ -253,15 +264,18 @@ class Gathering(Playing):
         }
 
     def end(self, n: int, stopped: str) -> tuple[np.ndarray, Tree, np.ndarray, bool, str]:
-        # Of rows that are not kept: a move on those that wait, few as they may be, is for the result alone.
+        if self.keeps_all:
+            self.settle()
+            self._settled = on_host(jax.tree.map(jnp.copy, self.state))
+            return self._ended(n, stopped)
+        # A move on the rows that wait, few as they may be, is for the result alone.
         going_on = jax.tree.map(jnp.copy, self.state), list(self._queue), self._left, self.info
         self.settle()
         self._settled = on_host(self.state)
         try:
             return self._ended(n, stopped)
         finally:
-            if not self.keeps_all:
-                self.state, self._queue, self._left, self.info = going_on
+            self.state, self._queue, self._left, self.info = going_on
 
     @property
     def settled(self) -> Any:

@@ -3,7 +3,8 @@
 The mathematics is written for whole arrays, and the compiler shares it out. Between two steps arrays are `Placed`:
 filled up with zeros to sizes that the mesh divides. A step opens them first, which moves nothing, since a shard of the
 filled array and of the array itself is the same memory, and closes them last. With features shared out no device holds
-a whole player, and a step sends scores and small matrices, whatever the dimension.
+a whole player, and a step sends scores and small matrices, whatever the dimension (and, of the accelerated game, what
+it knows of blocks that it sketches whole).
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def make_mesh(given: Any) -> Mesh | None:
         return None
     if isinstance(given, Mesh):
         if set(given.axis_names) != set(AXES):
-            raise ValueError(f"mesh has the axes {given.axis_names}: give one of 'data' and 'feature'")
-        return given
+            raise ValueError(f"mesh has the axes {given.axis_names}: give one with both axes, 'data' and 'feature'")
+        # Its devices and axes, which the compiler is to share out over by itself.
+        return Mesh(given.devices, given.axis_names)
     devices = jax.devices()
     sizes = {"data": 1, "feature": len(devices)} if given == "auto" else _sizes(given)
     count = sizes["data"] * sizes["feature"]
@@ -109,6 +111,12 @@ class Placement:
         long = {name: jax.tree.map(place, getattr(state, name)) for name in state.long}
         short = jax.device_put(state._replace(**dict.fromkeys(long)), self._sharding())
         return short._replace(**long)
+
+    def everywhere(self, problem: Any) -> Any:
+        """A problem with its arrays, if it has any, on every device."""
+        if self.mesh is None:
+            return problem
+        return jax.tree.map(lambda x: jax.device_put(x, self._sharding()) if isinstance(x, jax.Array) else x, problem)
 
     def _sharding(self, *axes: str | None) -> NamedSharding:
         assert self.mesh is not None

@@ -169,6 +169,9 @@ class Run:
         self.averaged: float | None = None
         self.stopped, self.converged = "", False
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "mesh": None}
+
     def begin(self, batch: Tree, repeatable: bool = False) -> None:
         """Choose the solver and make its first state, for batches like this one."""
         template = self.problem.template(batch)
@@ -197,6 +200,7 @@ class Run:
     def go_on(self) -> None:
         """Take up a run that had come to its end, with batches that are read once."""
         self.stopped, self.converged, self.averaged = "", False, None
+        self.engine.go_on()
         self.keep_recent()
 
     def keep_recent(self) -> None:

@@ -42,6 +42,8 @@ Tree = Any
 PACE, UNCLEAR = 4.0, 0.2
 #: By how many deviations of its noise an eigenvalue within the span is taken for less than it seems.
 DOUBT = 0.5
+#: At least so much of a player's length is taken not to be noise.
+CLEAR = 0.1
 #: A sketch is updated at each move until it was so many times, then whenever rows have grown by this factor.
 EARLY, GROWTH = 6, 1.35
 #: Blocks of up to this dimension are sketched whole where no rank is asked for; larger ones by so many directions.
@@ -230,18 +232,19 @@ class Game:
         """What the problem remembers, as of no more rows than are to be remembered."""
         if self.half_life is None or memory == ():
             return memory
-        horizon = self._horizon
         if isinstance(memory, rows.Mean):
-            return memory._replace(rows=jnp.minimum(memory.rows, int(min(horizon, 2**31 - 1))))
+            return memory._replace(rows=jnp.minimum(memory.rows, int(min(self._horizon, 2**31 - 1))))
         total = memory.counts.sum()
-        return memory._replace(counts=memory.counts * jnp.minimum(1, horizon / jnp.maximum(total, 1)))
+        return memory._replace(counts=memory.counts * jnp.minimum(1, self._horizon / jnp.maximum(total, 1)))
 
     def is_to_learn(self, state: GameState) -> jax.Array:
         """Whether it is time for the sketches to learn the rows that wait for them."""
         if isinstance(state.metric, Diagonal):
             return jnp.array(False)
-        since = state.sketched + state.gathered.rows
-        return (state.metric[0].updates < EARLY) | (since >= (GROWTH - 1) * (state.known - state.sketched))
+        since, first = state.sketched + state.gathered.rows, state.metric[0]
+        return (first.waiting > 0) & (
+            (first.updates < EARLY) | (since >= (GROWTH - 1) * (state.known - state.sketched))
+        )
 
     def learn(self, state: GameState) -> GameState:
         """Let the sketches learn the rows that wait for them."""
@@ -280,7 +283,8 @@ class Game:
         # The paper's direction, of the players found.
         tiny = jnp.finfo(noisy.dtype).tiny
         Bv = trees.add(BV, trees.scale(known.kappa * jnp.diag(noisy)[:K], trees.part(PS, 0, K)))
-        norms, bare = (jnp.maximum(trees.dot(V, M), tiny) for M in (Bv, BV))
+        norms = jnp.maximum(trees.dot(V, Bv), tiny)
+        bare = jnp.maximum(trees.dot(V, BV), CLEAR * norms)
         rewards = trees.dot(V, AV)
         lam = rewards / jnp.where(rewards > 0, norms, bare)
         shift = 0.0 if problem.positive else 2 * jnp.maximum(0, -lam.min())
@@ -321,7 +325,8 @@ class Game:
             sketched=jnp.where(whole, 0, state.sketched + state.gathered.rows),
             due=jnp.where(known.restart, 2 * K, jnp.maximum(2 * K, wait)),
             held=state.held.fade(jnp.where(whole | ~state.first_pass, 1, KEPT)),
-            gains=jnp.append(state.gains[1:], found.gained),
+            # A first move has nowhere else to go, and gains nothing by that.
+            gains=jnp.append(state.gains[1:], jnp.where((state.moves == 0) | known.restart, jnp.nan, found.gained)),
             moves=state.moves + 1,
             rank=found.rank,
             failed=jnp.array(False),

@@ -88,7 +88,8 @@ class Sketch(NamedTuple):
     updates: jax.Array
     #: What the problem adds to ``B``, relative to its mean eigenvalue.
     ridge: jax.Array
-    #: Rows that wait for the next update; of a whole sketch the first of them, beside the second moments of all.
+    #: Rows that wait for the next update, the newest in the place of the last where there is no room; of a whole sketch
+    #: beside the second moments of those that count.
     buffer: Tree
     moments: Any
     waiting: jax.Array
@@ -182,6 +183,8 @@ class Sketch(NamedTuple):
         fresh = jnp.maximum(1 / (self.updates + 1), FRESH)
         # The first block is measured against nothing: all its energy is outside.
         weight = jnp.where(self.updates <= 1, 1, jnp.maximum(1 / jnp.maximum(self.updates, 1), FRESH))
+        # A few rows left over are no measure of what many have shown.
+        weight = weight * jnp.minimum(1, n / jnp.clip(self.rows, 1, BUFFER))
         total = along.sum() + rest.sum() / n
         energy = self.energy + jnp.where(self.updates == 0, 1, fresh) * (total - self.energy)
         held = self.held + weight * (along - self.held)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 __all__ = ["warmup_harmonic"]
 
@@ -44,5 +45,6 @@ def warmup_harmonic(base: float, final: float, warmup: int, total: int) -> Calla
 
 
 def check_half_life(half_life: float | None) -> None:
-    if half_life is not None and not half_life > 0:
+    number = isinstance(half_life, int | float | np.number) and not isinstance(half_life, bool)
+    if half_life is not None and not (number and 0 < half_life < np.inf):
         raise ValueError(f"half_life={half_life!r}: give a number of rows, or None never to forget")
