@@ -14,7 +14,9 @@ from eigenstream.placement import make_mesh
 
 
 def on_eight_devices(what):
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    # Eight devices that wait for one another in turn need more threads than two cores would give them.
+    threads = {"NPROC": "16", "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    env = {**os.environ, **threads}
     script = Path(__file__).parent / "on_eight_devices.py"
     run = subprocess.run([sys.executable, script, what], env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]

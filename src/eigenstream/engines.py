@@ -209,9 +209,10 @@ class Playing:
 
     def step(self, batch: Tree) -> None:
         if self.problem.noiseless:
-            self.state, self.info = _steps_without_data(self.solver, self.problem, self.state, batch)
+            out = _steps_without_data(self.solver, self.problem, self.state, batch)
         else:
-            self.state, self.info = _step(self.solver, self.problem, self.state, batch)
+            out = _step(self.solver, self.problem, self.state, batch)
+        self.state, self.info = self.place.done(out)
 
     def go_on(self) -> None:
         """From here on rows are new."""

@@ -145,8 +145,11 @@ class Gathering(Playing):
         else:
             self._learn(_gather, batch)
 
+    def _run(self, f: Any, *more: Any) -> None:
+        self.state = self.place.done(f(self.solver, self.problem, self.state, *more))
+
     def _keep(self, batch: Tree) -> None:
-        self.state = _observe(self.solver, self.problem, self.state, batch)
+        self._run(_observe, batch)
         if self._first is not None:
             self._first.append(batch)
         self._weight, self._number = self._weight + _bytes(batch), self._number + n_rows(batch)
@@ -155,7 +158,8 @@ class Gathering(Playing):
     def _learn_first(self, least: int = FIRST_BLOCK) -> None:
         """Let the sketches learn, once enough of the first rows are new to them."""
         if self._number - self._learned >= max(least, (GROWTH - 1) * self._learned):
-            self.state, self._learned = _learn(self.solver, self.problem, self.state), self._number
+            self._run(_learn)
+            self._learned = self._number
 
     def _open(self) -> None:
         """Move on the first rows while the players do better on the last of them, which then are new rows.
@@ -170,7 +174,8 @@ class Gathering(Playing):
         worse = 0
         for _ in range(OPENING):
             self._move_on(played)
-            a, b = np.sum([_judge(self.solver, self.problem, self.state, batch) for batch in judges or played], axis=0)
+            scores = [self.place.done(_judge(self.solver, self.problem, self.state, x)) for x in judges or played]
+            a, b = np.sum(scores, axis=0)
             value = float((a / b).sum())
             worse = worse + 1 if value < best[0] else 0
             if worse == PATIENCE:
@@ -198,19 +203,20 @@ class Gathering(Playing):
     def _move_on(self, batches: list[Tree]) -> None:
         """Move once, with products of rows that are all there are."""
         for batch in batches:
-            self.state = _multiply(self.solver, self.problem, self.state, batch)
+            self._run(_multiply, batch)
         self._move(whole=True)
 
     def _learn(self, gather: Any, batch: Tree) -> None:
-        self.state = gather(self.solver, self.problem, self.state, batch)
+        self._run(gather, batch)
         self._left -= n_rows(batch)
         if self._left <= 0:
             self._move()
 
     def _move(self, whole: bool = False) -> None:
         if not whole and bool(self.solver.is_to_learn(self.state)):
-            self.state = _learn(self.solver, self.problem, self.state)
-        self.state, self._moved = _move(self.solver, self.problem, self.state, whole), True
+            self._run(_learn)
+        self._run(_move, whole)
+        self._moved = True
         self.info = jax.tree.map(np.array, self.solver.info(self.state))
         self._left = float(self.state.due)
 
@@ -218,7 +224,7 @@ class Gathering(Playing):
         """Learn the rows that wait."""
         if self._queue and self._waiting() >= self.least:
             if self._first is None:
-                self.state = _gather(self.solver, self.problem, self.state, self._taken())
+                self._run(_gather, self._taken())
             else:
                 self._keep(self._taken())
         if self._first:

@@ -118,6 +118,15 @@ class Placement:
             return problem
         return jax.tree.map(lambda x: jax.device_put(x, self._sharding()) if isinstance(x, jax.Array) else x, problem)
 
+    def done(self, result: Any) -> Any:
+        """What a compiled function gave, once it has; of one device, at once.
+
+        Devices that are threads of one processor may wait for one another for ever if two programs are under way.
+        """
+        if self.mesh is not None and self.mesh.devices.flat[0].platform == "cpu":
+            jax.block_until_ready(result)
+        return result
+
     def _sharding(self, *axes: str | None) -> NamedSharding:
         assert self.mesh is not None
         return NamedSharding(self.mesh, PartitionSpec(*axes))
