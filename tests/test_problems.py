@@ -11,7 +11,7 @@ from jax.experimental import sparse as jsparse
 import eigenstream as es
 import oracles
 from conftest import quick
-from eigenstream import rows, trees
+from eigenstream import host, trees
 from eigenstream.problems.base import Negated, view_sizes
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -54,7 +54,7 @@ PROBLEMS = {
 
 
 def batch_products(problem, batch, V):
-    batch = rows.to_device(problem.accept(batch))
+    batch = host.to_device(problem.accept(batch))
     memory = problem.observe(problem.start(batch), batch)
     [(products, _)] = problem.estimate(memory, batch, V, independent=False)
     return products
@@ -117,7 +117,7 @@ def test_sparse_batches_give_what_dense_ones_do(name, center):
     found, wanted = (batch_products(problem, batch, V) for batch in (thin, thick))
     np.testing.assert_allclose(trees.columns(found.AV), trees.columns(wanted.AV), atol=1e-12)
     np.testing.assert_allclose(trees.columns(found.BV), trees.columns(wanted.BV), atol=1e-12)
-    on_device, batch = rows.to_device(problem.accept(thin)), problem.accept(thick)
+    on_device, batch = host.to_device(problem.accept(thin)), problem.accept(thick)
     memory = problem.observe(problem.start(batch), batch)
     found, wanted = (jax.tree.leaves(problem.estimate(memory, b, V, True)) for b in (on_device, batch))
     for a_leaf, b_leaf in zip(found, wanted, strict=True):
@@ -130,7 +130,7 @@ def test_sparse_batches_give_what_dense_ones_do(name, center):
 def test_a_sparse_batch_is_never_made_dense(independent):
     """The compiled program of a sparse step holds no array of the batch's dense size."""
     d, b, k = 5000, 40, 2
-    batch = rows.to_device((sparse(np.random.default_rng(0), b, d), sparse(np.random.default_rng(1), b, d)))
+    batch = host.to_device((sparse(np.random.default_rng(0), b, d), sparse(np.random.default_rng(1), b, d)))
     problem = es.problems.cca(ridge=0.1)
     V = trees.normal(jax.random.key(0), k, problem.template(batch))
 

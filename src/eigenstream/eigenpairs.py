@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from eigenstream import rows, trees
+from eigenstream import host, rows, trees
 from eigenstream.problems.base import check_finite
 
 __all__ = ["Dense", "fix_signs", "leading", "rayleigh_quotients", "rayleigh_ritz", "solve_dense"]
@@ -45,7 +45,7 @@ def rayleigh_quotients(problem: Any, batch: Tree, V: Tree) -> np.ndarray:
         if rows.n_rows(batch) < least:
             raise ValueError(f"the batch has too few rows: at least {least} are needed")
         point = problem.pilot(batch)
-        batch = rows.to_device(batch if point is None else problem.less_pilot(batch, point))
+        batch = host.to_device(batch if point is None else problem.less_pilot(batch, point))
     memory = problem.observe(problem.start(batch), batch) if batch is not None else ()
     [((AV, BV), _)] = problem.estimate(memory, batch, jax.tree.map(jnp.asarray, V), False)
     return np.asarray(trees.dot(V, AV) / trees.dot(V, BV))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eigenstream import rows, trees
+from eigenstream import host, rows, trees
 from eigenstream.placement import Placement, on_host, placed
 from eigenstream.problems.base import Negated, Problem, check_finite, view_sizes
 from eigenstream.solvers.exact import Exact
@@ -203,8 +203,8 @@ class Playing:
     def remember(self, batch: Tree) -> Tree:
         """Keep the last rows in case the next batch is too small; this one, filled up if it is."""
         if rows.n_rows(batch) < self.least and self.before is not None:
-            batch = rows.join(self.before, batch)
-        self.before = rows.last(batch, self.least)
+            batch = host.join(self.before, batch)
+        self.before = host.last(batch, self.least)
         return batch
 
     def step(self, batch: Tree) -> None:

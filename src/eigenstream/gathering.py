@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eigenstream import rows, trees
+from eigenstream import host, rows, trees
 from eigenstream.engines import NOISELESS, Playing
 from eigenstream.outliers import Outliers
 from eigenstream.placement import n_rows, on_host, opened, placed
@@ -97,7 +97,7 @@ class Gathering(Playing):
         if self.sums is not None:
             self.sums = self.problem.summarise(self.sums, near)
         near = self.problem.with_features(near, tame)
-        self._queue.append(near if _on_device(near) else rows.owned(near, batch))
+        self._queue.append(near if _on_device(near) else host.owned(near, batch))
         # A power of two of batches, so that streams of even batches compile a few programs only.
         most = FIRST_BLOCK if self._first is not None else min(self._left, BLOCK)
         wanted = max(1, int(min(most, NUMBERS / self._width)) // rows.n_rows(near)).bit_length()
@@ -131,7 +131,7 @@ class Gathering(Playing):
 
     def _taken(self) -> Tree:
         taken, self._queue = self._queue, []
-        batch = self.place.batch(rows.join(*taken), for_good=True)
+        batch = self.place.batch(host.join(*taken), for_good=True)
         jax.block_until_ready(batch)
         return batch
 

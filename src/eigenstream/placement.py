@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from eigenstream import rows
+from eigenstream import host, rows
 
 Tree = Any
 
@@ -82,8 +82,8 @@ class Placement:
         self.mesh = mesh
 
     def batch(self, batch: Tree, **how: Any) -> Tree:
-        """Host rows on the devices, as `eigenstream.rows.to_device` puts them on one."""
-        batch = rows.to_device(batch, **how)
+        """Host rows on the devices, as `eigenstream.host.to_device` puts them on one."""
+        batch = host.to_device(batch, **how)
         if self.mesh is None:
             return batch
 

@@ -13,21 +13,16 @@ to ``V``. A view ``x`` is a pytree whose leaves are one of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 from jax.experimental import sparse as jsparse
 
 from eigenstream import trees
 
 Tree = Any
-
-#: What JAX wants of the address of memory that it is to take over: a cache line.
-ALIGNMENT = 64
 
 
 class Sparse(NamedTuple):
@@ -240,31 +235,6 @@ def centre_by_batch(x: Tree) -> Tree:
     return map_leaves(Centred, x)
 
 
-def pilot(batch: Tree) -> Tree | None:
-    """The means of features that lie ten deviations or more from zero, to be subtracted from every row; or None.
-
-    Centred problems do not see the difference, but float32 does.
-    """
-
-    def one(leaf: Any) -> Any:
-        if scipy.sparse.issparse(leaf):
-            return np.zeros((1, leaf.shape[1]), leaf.dtype)
-        x = _matrix(np.asarray(leaf))
-        mean = x.mean(0, dtype=np.float64)
-        variance = np.einsum("ij,ij->j", x, x) / len(x) - mean**2
-        return np.where(mean**2 > 100 * variance, mean, 0).astype(x.dtype).reshape((1, *leaf.shape[1:]))
-
-    points = jax.tree.map(one, batch, is_leaf=scipy.sparse.issparse)
-    return points if any(point.any() for point in jax.tree.leaves(points)) else None
-
-
-def less_pilot(batch: Tree, point: Tree) -> Tree:
-    """Host rows less a pilot; sparse rows have none."""
-    return jax.tree.map(
-        lambda leaf, p: leaf if scipy.sparse.issparse(leaf) else leaf - p, batch, point, is_leaf=scipy.sparse.issparse
-    )
-
-
 def start_mean(x: Tree) -> Mean:
     return Mean(jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), template(x)), jnp.zeros((), jnp.int32))
 
@@ -308,49 +278,6 @@ def stacked(batch: Tree, m: int) -> Tree | None:
     return jax.tree.map(lambda leaf: leaf.reshape((m, leaf.shape[0] // m, *leaf.shape[1:])), batch)
 
 
-def to_device(batch: Tree, for_good: bool = False) -> Tree:
-    """Host rows as the step takes them: SciPy's sparse rows become `Sparse`, all else stays.
-
-    Rows given ``for_good``, which nobody will write to again, need no copy on a CPU.
-    """
-
-    def one(leaf: Any) -> Any:
-        if not scipy.sparse.issparse(leaf):
-            return jax.device_put(leaf, may_alias=True) if for_good else jnp.asarray(leaf)
-        coo = leaf.tocoo()
-        # Padded to a power of two, so that a stream of sparse batches compiles a few programs and not one a batch.
-        room = 1 << max(int(coo.nnz) - 1, 1).bit_length()
-        data = np.zeros(room, coo.dtype)
-        indices = np.full((room, 2), coo.shape, np.int32)
-        data[: coo.nnz], indices[: coo.nnz, 0], indices[: coo.nnz, 1] = coo.data, coo.row, coo.col
-        matrix = jsparse.BCOO((jnp.asarray(data), jnp.asarray(indices)), shape=coo.shape)
-        return Sparse(matrix)
-
-    return jax.tree.map(one, batch, is_leaf=scipy.sparse.issparse)
-
-
-def dense_or_csr(batch: Tree) -> Any:
-    """The views of a host batch side by side as one ``(b, d)`` matrix; sparse if every view is."""
-    parts = jax.tree.leaves(batch, is_leaf=scipy.sparse.issparse)
-    if all(scipy.sparse.issparse(p) for p in parts):
-        return scipy.sparse.hstack(parts, format="csr")
-    flat = [p.toarray() if scipy.sparse.issparse(p) else np.asarray(p).reshape(p.shape[0], -1) for p in parts]
-    return np.concatenate(flat, axis=1) if len(flat) > 1 else flat[0]
-
-
-#: Views of more leaves than this are laid side by side before they are multiplied.
-MOST_PARTS = 4
-
-
-def dense_parts(batch: Tree) -> Any:
-    """The views of a host batch as a list of dense ``(b, d)`` matrices, or as one matrix where that is better."""
-    leaves = jax.tree.leaves(batch, is_leaf=scipy.sparse.issparse)
-    alike = len({getattr(leaf, "dtype", None) for leaf in leaves}) == 1
-    if len(leaves) > MOST_PARTS or not alike or any(scipy.sparse.issparse(leaf) for leaf in leaves):
-        return dense_or_csr(batch)
-    return [_matrix(np.asarray(leaf)) for leaf in leaves]
-
-
 def covariance_view(C: np.ndarray, template: Tree) -> Tree:
     """A summed second moment of all features as a view shaped like ``template``."""
     items, structure = jax.tree.flatten(template)
@@ -359,48 +286,3 @@ def covariance_view(C: np.ndarray, template: Tree) -> Tree:
         structure,
         [Covariance(C[:, a:b], a, tuple(s.shape)) for a, b, s in zip(starts[:-1], starts[1:], items, strict=True)],
     )
-
-
-def join(*batches: Tree) -> Tree:
-    """Batches as one, on the host or, where they are there, on the device."""
-
-    def one(*leaves: Any) -> Any:
-        if len(leaves) == 1:
-            return leaves[0]
-        if scipy.sparse.issparse(leaves[0]):
-            return scipy.sparse.vstack(leaves, format="csr")
-        if any(isinstance(leaf, jax.Array) for leaf in leaves):
-            return jnp.concatenate(leaves)
-        count = sum(map(len, leaves))
-        return np.concatenate(leaves, out=_aligned((count, *leaves[0].shape[1:]), np.result_type(*leaves)))
-
-    return jax.tree.map(one, *batches, is_leaf=scipy.sparse.issparse)
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array at an address that JAX can take as it is."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def owned(batch: Tree, given: Tree) -> Tree:
-    """A host batch whose memory is not that of the one given, which may be used again by who gave it."""
-
-    def one(leaf: Any, source: Any) -> Any:
-        shared = scipy.sparse.issparse(leaf) or leaf is source or np.may_share_memory(leaf, source)
-        return leaf.copy() if shared else leaf
-
-    return jax.tree.map(one, batch, given, is_leaf=scipy.sparse.issparse)
-
-
-def pieces(batch: Tree, size: int) -> Iterator[Tree]:
-    """A host batch cut into consecutive ones of at most ``size`` rows."""
-    for lo in range(0, n_rows(batch), size):
-        yield jax.tree.map(lambda leaf, lo=lo: leaf[lo : lo + size], batch, is_leaf=scipy.sparse.issparse)
-
-
-def last(batch: Tree, count: int) -> Tree:
-    """A copy of the last rows of a host batch, which keeps nothing else of it alive."""
-    return jax.tree.map(lambda leaf: leaf[-count:].copy(), batch, is_leaf=scipy.sparse.issparse)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from eigenstream import rows, trees
+from eigenstream import host, rows, trees
 from eigenstream.checkpoint import Keeper, Place
 from eigenstream.eigenpairs import WHICH
 from eigenstream.engines import LOOK_EVERY, Playing, Solving
@@ -239,7 +239,7 @@ class Run:
     def _keep(self, batch: Tree) -> None:
         if self._kept_rows:
             # A copy: a stream may use its memory again.
-            self.recent.append(rows.last(batch, self._kept_rows))
+            self.recent.append(host.last(batch, self._kept_rows))
             while sum(map(rows.n_rows, self.recent[1:])) >= self._kept_rows:
                 del self.recent[0]
 

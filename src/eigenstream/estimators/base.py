@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from eigenstream import models, rows, trees
+from eigenstream import host, models, rows, trees
 from eigenstream.checkpoint import Place
 from eigenstream.engines import Playing
 from eigenstream.moments import BLOCK_ROWS
@@ -203,7 +203,7 @@ class StreamEstimator(BaseEstimator):
             run.begin(run.problem.accept(batch))
         run.go_on()
         check_finite(batch)
-        for piece in rows.pieces(batch, BLOCK_ROWS if isinstance(run.solver, Exact) else self.batch_size):
+        for piece in host.pieces(batch, BLOCK_ROWS if isinstance(run.solver, Exact) else self.batch_size):
             run.take(piece)
         self._run, self._stale = run, True
         for name in self._solution():

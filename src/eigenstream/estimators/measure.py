@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eigenstream import rows
+from eigenstream import host
 from eigenstream.engines import Solving
 from eigenstream.estimators.base import flat, projected
 from eigenstream.result import Result
@@ -45,7 +45,7 @@ def measured_from_rows(batches: Iterable[Tree], W: list[np.ndarray], means: list
     n, m, k = 0, len(W), W[0].shape[1]
     total, loadings, towards = np.zeros((m * k, m * k)), [np.zeros_like(w) for w in W], np.zeros_like(W[-1])
     for batch in batches:
-        views = [rows.dense_or_csr(view) for view in batch]
+        views = [host.dense_or_csr(view) for view in batch]
         scores = [projected(x, w, mean).astype(np.float64) for x, w, mean in zip(views, W, means, strict=True)]
         n += len(scores[0])
         side_by_side = np.hstack(scores)

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 from jax.experimental import sparse as jsparse
 
-from eigenstream import rows, trees
+from eigenstream import host, rows, trees
 from eigenstream.moments import Moments
 from eigenstream.summary import Summary
 
@@ -53,10 +53,10 @@ class Problem:
 
     def pilot(self, batch: Tree) -> Tree | None:
         """A point to subtract from every row where that changes nothing but rounding, if it would."""
-        return rows.pilot(batch) if self.center else None
+        return host.pilot(batch) if self.center else None
 
     def less_pilot(self, batch: Tree, point: Tree) -> Tree:
-        return rows.less_pilot(batch, point)
+        return host.less_pilot(batch, point)
 
     def features(self, batch: Tree) -> Tree:
         """The rows of a batch, without what comes beside them."""
@@ -181,7 +181,7 @@ class ViewStatistics:
     moments: Moments
 
     def add(self, batch: Tree) -> ViewStatistics:
-        return replace(self, moments=self.moments.add(rows.dense_parts(batch)))
+        return replace(self, moments=self.moments.add(host.dense_parts(batch)))
 
     def faded(self, factor: float) -> ViewStatistics:
         return replace(self, moments=self.moments.faded(factor))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from eigenstream import rows, trees
+from eigenstream import host, rows, trees
 from eigenstream.moments import blocks
 from eigenstream.problems.base import Problem, Products, check_options, static
 from eigenstream.summary import Summary
@@ -136,7 +136,7 @@ class MeanFirst:
     n: int
 
     def add(self, batch: Tree) -> MeanFirst:
-        sums = np.asarray(rows.dense_or_csr(batch).sum(0, dtype=np.float64)).ravel()
+        sums = np.asarray(host.dense_or_csr(batch).sum(0, dtype=np.float64)).ravel()
         count = rows.n_rows(batch)
         return replace(self, n=self.n + count, mean=self.mean + (sums - count * self.mean) / (self.n + count))
 
@@ -199,5 +199,5 @@ class ThirdStatistics:
 
 
 def dense_blocks(batch: Tree) -> Any:
-    for (block,), _ in blocks([rows.dense_or_csr(batch)]):
+    for (block,), _ in blocks([host.dense_or_csr(batch)]):
         yield block if isinstance(block, np.ndarray) else block.toarray()

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eigenstream import rows, trees
+from eigenstream import host, rows, trees
 from eigenstream.moments import Moments
 from eigenstream.problems.base import Problem, Products, check_options, check_views, static
 from eigenstream.summary import Summary
@@ -64,10 +64,10 @@ class LDA(Problem):
         return x, labels.astype(np.int32)
 
     def pilot(self, batch: Tree) -> Tree | None:
-        return rows.pilot(batch[0])
+        return host.pilot(batch[0])
 
     def less_pilot(self, batch: Tree, point: Tree) -> Tree:
-        return rows.less_pilot(batch[0], point), batch[1]
+        return host.less_pilot(batch[0], point), batch[1]
 
     def features(self, batch: Tree) -> Tree:
         return batch[0]
@@ -149,7 +149,7 @@ class ClassStatistics:
 
     def add(self, batch: Tree) -> ClassStatistics:
         x, labels = batch
-        return replace(self, moments=self.moments.add(rows.dense_or_csr(x), labels))
+        return replace(self, moments=self.moments.add(host.dense_or_csr(x), labels))
 
     def faded(self, factor: float) -> ClassStatistics:
         return replace(self, moments=self.moments.faded(factor))

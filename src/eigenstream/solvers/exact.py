@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from eigenstream import rows, trees
+from eigenstream import host, rows, trees
 from eigenstream.eigenpairs import Dense, fix_signs, solve_dense
 from eigenstream.metrics import residuals
 from eigenstream.problems.base import Problem, check_finite, view_sizes
@@ -87,7 +87,7 @@ class Exact:
         if self.half_life is None:
             return statistics.add(batch)
         # Rows added together count alike, so there are few of them.
-        for piece in rows.pieces(batch, max(1, int(self.half_life / PIECES))):
+        for piece in host.pieces(batch, max(1, int(self.half_life / PIECES))):
             statistics = statistics.faded(0.5 ** (rows.n_rows(piece) / self.half_life)).add(piece)
         return statistics
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from eigenstream.rows import join, n_rows
+from eigenstream.host import join
+from eigenstream.rows import n_rows
 from eigenstream.streams.sources import open_source
 
 Tree = Any
