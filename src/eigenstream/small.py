@@ -43,3 +43,9 @@ def orthogonal(X: jax.Array, C: jax.Array, G: jax.Array, cutoff: float) -> jax.A
     X = unit(X)
     X = unit(X - C @ (C.T @ (G @ X)))
     return X @ whitening(X.T @ G @ X, cutoff)[0]
+
+
+def largest_quotient(GA: jax.Array, GB: jax.Array, cutoff: float) -> jax.Array:
+    """The largest Rayleigh quotient among the columns, in magnitude; shares of ``B`` under ``cutoff`` are rounding."""
+    quotients = jnp.diag(GA) / jnp.where(jnp.diag(GB) > cutoff * jnp.diag(GB).max(), jnp.diag(GB), jnp.inf)
+    return jnp.maximum(jnp.abs(quotients).max(), jnp.finfo(GB.dtype).tiny)

@@ -26,7 +26,7 @@ import numpy as np
 from eigenstream import rows, trees
 from eigenstream.eigenpairs import fix_signs
 from eigenstream.problems.base import Problem, Products
-from eigenstream.small import orthogonal, small_eigh, whitening
+from eigenstream.small import largest_quotient, orthogonal, small_eigh, whitening
 from eigenstream.solvers import tracking
 from eigenstream.solvers.game import direction
 from eigenstream.solvers.knowing import HeldOut
@@ -208,14 +208,14 @@ class Game:
             return state._replace(gathered=self._products(problem, state, None), step=state.step + 1)
         state = self.observe(problem, state, batch)
         new = self._products(problem, state, batch)
-        scored = state.held.add(*_scores(state, new))
+        scored = state.held.add(*tracking.scores(state, new))
         held = jax.tree.map(lambda new, old: jnp.where(state.first_pass, new, old), scored, state.held)
         return state._replace(gathered=trees.add(state.gathered, new), held=held)
 
     def judge(self, problem: Problem, state: GameState, batch: Tree) -> jax.Array:
         """``⟨v, A v⟩`` and ``⟨v, B v⟩`` of the leading players, summed over the rows of a batch."""
         leading = state._replace(S=trees.part(state.S, 0, len(state.residuals)))
-        return jnp.stack(_scores(leading, self._products(problem, leading, batch)))
+        return jnp.stack(tracking.scores(leading, self._products(problem, leading, batch)))
 
     def _products(self, problem: Problem, state: GameState, batch: Tree) -> Gathered:
         """Sums over the rows of a batch; what is given without rows counts as one."""
@@ -339,9 +339,9 @@ class Game:
         GA, GB = (tracking.symmetric(trees.gram(state.S, M), L) for M in (known.MA, known.MB))
         lengths = jnp.maximum(known.energy, jnp.finfo(GB.dtype).tiny)
         noise = known.kappa * known.N
-        size = _largest_quotient(GA, GB + noise)
+        size = largest_quotient(GA, GB + noise, CUTOFF)
         # Noise in the denominator must not raise an eigenvalue, as it would a negative one.
-        lift = 0.0 if problem.positive else _largest_quotient(GA, GB)
+        lift = 0.0 if problem.positive else largest_quotient(GA, GB, CUTOFF)
         GA, GB = GA + lift * GB, GB + noise
         doubt = DOUBT * state.size * jnp.sqrt(K * jnp.maximum(jnp.diag(known.N), 0) / lengths) * jnp.diag(GB)
         GA = GA - jnp.diag(doubt)
@@ -387,17 +387,3 @@ class _Found(NamedTuple):
 def _in_parts(problem: Problem) -> bool:
     """Whether factors within ``A`` must come from parts of the batch that share no row."""
     return problem.shares != (1, 1)
-
-
-def _scores(state: GameState, new: Gathered) -> tuple[jax.Array, jax.Array]:
-    """``⟨v, A v⟩`` and ``⟨v, B v⟩`` of the leading players, on the rows behind ``new``."""
-    k = len(state.residuals)
-    V = trees.part(state.S, 0, k)
-    BV = trees.scale(new.rows, state.metric.exact(V)) if new.B is None else trees.part(new.B, 0, k)
-    return trees.dot(V, trees.part(new.A, 0, k)), trees.dot(V, BV)
-
-
-def _largest_quotient(GA: jax.Array, GB: jax.Array) -> jax.Array:
-    """The largest Rayleigh quotient among the columns, in magnitude."""
-    quotients = jnp.diag(GA) / jnp.where(jnp.diag(GB) > CUTOFF * jnp.diag(GB).max(), jnp.diag(GB), jnp.inf)
-    return jnp.maximum(jnp.abs(quotients).max(), jnp.finfo(GB.dtype).tiny)

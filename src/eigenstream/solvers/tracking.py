@@ -220,3 +220,11 @@ def symmetric(G: jax.Array, L: int) -> jax.Array:
     """A Gram matrix of products: between known ones and new ones, what the known say."""
     G = G.at[:L, L:].set(G[L:, :L].T)
     return (G + G.T) / 2
+
+
+def scores(state: GameState, new: Gathered) -> tuple[jax.Array, jax.Array]:
+    """``⟨v, A v⟩`` and ``⟨v, B v⟩`` of the leading players, on the rows behind ``new``."""
+    k = len(state.residuals)
+    V = trees.part(state.S, 0, k)
+    BV = trees.scale(new.rows, state.metric.exact(V)) if new.B is None else trees.part(new.B, 0, k)
+    return trees.dot(V, trees.part(new.A, 0, k)), trees.dot(V, BV)
