@@ -70,6 +70,31 @@ def test_a_sketch_of_all_directions_is_the_second_moment():
     assert np.abs(U @ U.T - np.eye(12)).max() < 1e-5
 
 
+def test_a_whole_sketch_learns_every_row_that_waits():
+    """In one update after many batches, more rows than its buffer holds."""
+    rng = np.random.default_rng(0)
+    X = (rng.normal(size=(1500, 1000)) / np.arange(1, 1001)).astype("f4")
+    sketch = Sketch.empty(jax.ShapeDtypeStruct((1000,), jnp.float32), 1000, 0.0)
+    for part in np.split(X, 10):
+        sketch = sketch.keep(jnp.asarray(part))
+    sketch = sketch.update(np.inf)
+    assert float(sketch.rows) == 1500
+    C = X.T @ X / len(X)
+    reached = np.asarray(sketch.U).T * np.asarray(sketch.seen) @ np.asarray(sketch.U)
+    assert np.abs(reached - C).max() < 1e-4 * np.abs(C).max()
+
+
+def test_a_few_rows_left_over_change_little_of_what_many_have_shown():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(4000, 50)).astype("f4")
+    sketch = Sketch.empty(jax.ShapeDtypeStruct((50,), jnp.float32), 50, 0.0)
+    for part in np.split(X, 8):
+        sketch = sketch.keep(jnp.asarray(part)).update(np.inf)
+    after = sketch.keep(jnp.zeros((3, 50), jnp.float32)).update(np.inf)
+    assert float(after.energy) > 0.98 * float(sketch.energy)
+    assert float(after.held.sum()) > 0.98 * float(sketch.held.sum())
+
+
 def test_the_sketch_metric_and_its_inverse_belong_together():
     rng = np.random.default_rng(1)
     X = (rng.normal(size=(600, 40)) * np.linspace(5, 0.2, 40)).astype("f4")
@@ -241,6 +266,31 @@ def test_one_batch_larger_than_what_is_kept_is_known_to_be_solved():
     result = es.solve(es.problems.cca(), [tuple(POWER)], 4, "game")
     assert result.converged
     assert captured(POWER, result.V, 4) > 0.99
+
+
+def test_the_opening_stops_where_the_judges_see_noise_fitted():
+    """Three of four players have nothing to find in few rows of 700 dimensions."""
+    views = planted(6000, (400, 300), power_law, [0.95])
+    moves = []
+
+    def watched(solver, problem, state, whole):
+        moves.append(whole)
+        return move(solver, problem, state, whole)
+
+    move = gathering._move
+    with mock.patch.object(gathering, "_move", watched), mock.patch.object(gathering, "ROOM", 0.2):
+        es.solve(es.problems.cca(), batched(views, 40), 4, "game")
+        assert 1 < sum(moves) < gathering.OPENING
+        moves.clear()
+        with mock.patch.object(gathering, "PATIENCE", 100):
+            es.solve(es.problems.cca(), batched(views, 40), 4, "game")
+            assert sum(moves) == gathering.OPENING
+
+
+def test_rows_that_come_again_are_not_held_out():
+    twice, thrice = (es.solve(es.problems.cca(), batched(POWER), 2, "game", max_epochs=e) for e in (2, 3))
+    assert int(thrice.state.moves) > int(twice.state.moves)
+    np.testing.assert_array_equal(thrice.state.held.a, twice.state.held.a)
 
 
 def test_judges_of_the_opening_are_not_learned_twice():

@@ -167,7 +167,8 @@ class Gathering(Playing):
         Means, and so the class means of LDA, know these already.
         """
         first, self._first = self._first or [], None
-        cut = len(first) - max(len(first) // JUDGES, 1) or 1
+        # A single block leaves none to judge.
+        cut = max(len(first) - max(len(first) // JUDGES, 1), 1)
         played, judges = first[:cut], first[cut:]
         self._learn_first(1)
         best: tuple[float, Any] = (-np.inf, None)

@@ -180,13 +180,13 @@ class Sketch(NamedTuple):
         """With what rows show that were not seen: their squares along ``U``, the rest of each, and variances."""
         n = jnp.clip(self.waiting, 1, len(rest))
         d, r = trees.size(trees.part(self.U, 0, 1)), len(self.seen)
-        fresh = jnp.maximum(1 / (self.updates + 1), FRESH)
-        # The first block is measured against nothing: all its energy is outside.
-        weight = jnp.where(self.updates <= 1, 1, jnp.maximum(1 / jnp.maximum(self.updates, 1), FRESH))
         # A few rows left over are no measure of what many have shown.
-        weight = weight * jnp.minimum(1, n / jnp.clip(self.rows, 1, BUFFER))
+        enough = jnp.minimum(1, n / jnp.clip(self.rows, 1, BUFFER))
+        fresh = jnp.where(self.updates == 0, 1, enough * jnp.maximum(1 / (self.updates + 1), FRESH))
+        # The first block is measured against nothing: all its energy is outside.
+        weight = jnp.where(self.updates <= 1, 1, enough * jnp.maximum(1 / jnp.maximum(self.updates, 1), FRESH))
         total = along.sum() + rest.sum() / n
-        energy = self.energy + jnp.where(self.updates == 0, 1, fresh) * (total - self.energy)
+        energy = self.energy + fresh * (total - self.energy)
         held = self.held + weight * (along - self.held)
         outside = self.outside + weight * (rest.sum() / n - self.outside)
         mean = energy / d
