@@ -1,10 +1,11 @@
-"""The step of CCA on this device: its time, its rate, its share of the ceiling measured in the same run, its memory.
+"""The step on this device: its time, its rate, its share of the ceiling measured in the same run, its memory.
 
     python benchmarks/step.py                      # sizes for one H200
     python benchmarks/step.py --small              # sizes for a laptop
 
 Operations are counted as ``6 b d k + 4 d k²``: scores, and two products of each view's rows with them; overlaps with
-the parents, and their combination. Writes docs/results/step.json.
+the parents, and their combination. Steps of one batch that lies on the device follow one another in one program. Every
+measurement is a process of its own, so that its peak of memory is its own. Writes docs/results/step.json.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,14 @@ import jax.numpy as jnp
 import optax
 
 import eigenstream as es
+from eigenstream.precision import NAMES, scope
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
-PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
 #: Dimension of both views together, players, rows of a batch.
 LARGE = [(2_048, 1024, 2048), (116_736, 1024, 2048), (1_000_448, 1024, 2048)]
 SMALL = [(2_048, 32, 256), (100_000, 32, 256)]
+PAPER = "Paper, Adam"
+GAME = "Game"
 
 
 def seconds(f: Any, *arguments: Any, repeats: int = 5) -> float:
@@ -42,52 +47,93 @@ def seconds(f: Any, *arguments: Any, repeats: int = 5) -> float:
 
 def ceiling(precision: str, n: int) -> float:
     """TFLOP/s of a square matrix product."""
-    A, B = (jax.random.normal(jax.random.key(seed), (n, n)) for seed in range(2))
-    if precision == "bf16":
-        A, B = A.astype(jnp.bfloat16), B.astype(jnp.bfloat16)
-    product = jax.jit(lambda A, B: jnp.matmul(A, B, precision=PRECISIONS[precision]))
-    return 2 * n**3 / seconds(product, A, B) / 1e12
+    dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
+    A, B = (jax.random.normal(jax.random.key(seed), (n, n)).astype(dtype) for seed in range(2))
+    with jax.default_matmul_precision(NAMES[precision]):
+        return 2 * n**3 / seconds(jax.jit(jnp.matmul), A, B, repeats=20) / 1e12
 
 
-def step(solver: Any, d: int, k: int, b: int, precision: str, count: int) -> dict[str, float]:
-    """One step, of several that follow one another on the device."""
-    views = tuple(jax.random.normal(jax.random.key(seed), (b, d // 2)) for seed in (2, 3))
+def paper(d: int, k: int, b: int, precision: str, count: int) -> float:
+    """Seconds of one step, of several that follow one another on the device."""
+    solver = es.solvers.Paper(optimizer=optax.adam, learning_rate=1e-3, independent=False)
+    dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
+    views = tuple(jax.random.normal(jax.random.key(seed), (b, d // 2), dtype) for seed in (2, 3))
     problem = es.problems.cca(center=False)
 
     def run(state: Any, views: Any) -> Any:
         return jax.lax.scan(lambda s, _: (solver.step(problem, s, views)[0], None), state, None, length=count)[0]
 
-    with jax.default_matmul_precision(PRECISIONS[precision]):
-        state = jax.tree.map(jnp.copy, solver.init(problem, views, k, jax.random.key(0)))
+    with scope(precision):
+        state = jax.jit(solver.init, static_argnums=2)(problem, views, k, jax.random.key(0))
         compiled = jax.jit(run, donate_argnums=0).lower(state, views).compile()
+    return repeated(compiled, state, views, count)[0]
+
+
+def game(d: int, k: int, b: int, precision: str, count: int) -> tuple[float, float]:
+    """Seconds of one batch of the accelerated game, in which the players stand still; and of a move."""
+    solver = es.solvers.Game()
+    dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
+    views = tuple(jax.random.normal(jax.random.key(seed), (b, d // 2), dtype) for seed in (2, 3))
+    problem = es.problems.cca(center=False)
+
+    def run(state: Any, views: Any) -> Any:
+        return jax.lax.scan(lambda s, _: (solver.gather(problem, s, views), None), state, None, length=count)[0]
+
+    with scope(precision):
+        state = jax.jit(solver.init, static_argnums=2)(problem, views, k, jax.random.key(0))
+        compiled = jax.jit(run, donate_argnums=0).lower(state, views).compile()
+        state = jax.block_until_ready(jax.jit(solver.learn, donate_argnums=0)(compiled(state, views)))
+        move = jax.jit(lambda state, _: solver.move(problem, state, False), donate_argnums=0)
+        took, state = repeated(compiled, state, views, count)
+        return took, repeated(move, state, views, 1)[0]
+
+
+def repeated(compiled: Any, state: Any, views: Any, count: int) -> tuple[float, Any]:
     times = []
     for _ in range(4):
         start = time.perf_counter()
         state = jax.block_until_ready(compiled(state, views))
         times.append((time.perf_counter() - start) / count)
-    took = statistics.median(times[1:])
-    memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9
-    return {"ms": 1e3 * took, "TFLOP/s": (6 * b * d * k + 4 * d * k**2) / took / 1e12, "peak GB so far": memory}
+    return statistics.median(times[1:]), state
+
+
+def measured(solver: str, d: int, k: int, b: int, precision: str) -> dict[str, Any]:
+    count = 100 if d < 10_000 else 10
+    took, move = (paper(d, k, b, precision, count), None) if solver == PAPER else game(d, k, b, precision, count)
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9
+    rate = (6 * b * d * k + 4 * d * k**2) / took / 1e12
+    sizes = {"d": d, "k": k, "b": b, "solver": solver, "precision": precision}
+    found = {**sizes, "ms": 1e3 * took, "TFLOP/s": rate, "peak GB": peak}
+    return found if move is None else {**found, "ms of a move": 1e3 * move}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS / "step.json")
+    parser.add_argument("--one", help="solver, d, k, b and precision as JSON: that measurement alone")
     arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measured(*json.loads(arguments.one))))
+        return
     names = ["float32"] if arguments.small else ["tf32", "bf16"]
-    ceilings = {name: ceiling(name, 2048 if arguments.small else 8192) for name in names}
-    solvers = {"Paper, Adam": es.solvers.Paper(optimizer=optax.adam, learning_rate=1e-3, independent=False)}
     found = []
     for d, k, b in SMALL if arguments.small else LARGE:
-        for label, solver in solvers.items():
+        for solver in (PAPER, GAME):
             for name in names:
-                row = step(solver, d, k, b, name, 100 if d < 10_000 else 5)
-                row |= {"share of the ceiling": row["TFLOP/s"] / ceilings[name]}
-                found.append({"d": d, "k": k, "b": b, "solver": label, "precision": name, **row})
+                one = json.dumps([solver, d, k, b, name])
+                done = subprocess.run([sys.executable, __file__, "--one", one], capture_output=True, text=True)
+                if done.returncode:
+                    print(done.stderr[-2000:], file=sys.stderr)
+                    continue
+                found.append(json.loads(done.stdout.splitlines()[-1]))
                 print(json.dumps(found[-1]), flush=True)
+    ceilings = {name: ceiling(name, 2048 if arguments.small else 8192) for name in names}
+    for row in found:
+        row["share of the ceiling"] = row["TFLOP/s"] / ceilings[row["precision"]]
     device = jax.devices()[0].device_kind
     arguments.out.write_text(json.dumps({"device": device, "ceilings": ceilings, "steps": found}, indent=1) + "\n")
+    print(json.dumps(ceilings))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import optax
 import eigenstream as es
 from eigenstream import gathering
 from eigenstream.engines import Playing, _step
-from eigenstream.placement import make_mesh
+from eigenstream.placement import Placement, make_mesh
 
 MESHES = ["data=8,feature=1", "data=1,feature=8", "data=4,feature=2", "data=2,feature=4"]
 #: Rows, features and players, all prime.
@@ -88,7 +88,7 @@ def collectives(mesh, d):
     """The sizes of all arrays that a compiled step of CCA sends, with 64 rows, d features a view and 16 players."""
     x = np.zeros((64, d), np.float32)
     solver, problem = es.solvers.Paper(independent=False), es.problems.cca()
-    engine = Playing(problem, solver, 16, "largest", (x, x), 0, False, make_mesh(mesh))
+    engine = Playing(problem, solver, 16, "largest", (x, x), 0, False, Placement(make_mesh(mesh)))
     text = _step.lower(solver, problem, engine.state, engine.prepare((x, x))).compile().as_text()
     sizes = []
     for line in text.splitlines():

@@ -1,6 +1,6 @@
 """The leading eigenvectors of ``A v = λ B v`` from a stream of minibatches."""
 
-from eigenstream import datasets, metrics, problems, solvers, streams
+from eigenstream import datasets, distributed, metrics, problems, solvers, streams
 from eigenstream.eigenpairs import rayleigh_quotients
 from eigenstream.estimators import (
     CCA,
@@ -31,6 +31,7 @@ __all__ = [
     "SpectralClustering",
     "SpectralEmbedding",
     "datasets",
+    "distributed",
     "eigh",
     "load",
     "metrics",

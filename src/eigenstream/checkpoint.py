@@ -10,14 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+
+from eigenstream.distributed import is_first, wait
 
 #: Checkpoints kept, the newest.
 KEEP = 3
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a kill, sees the old or the new one and nothing between."""
+    """Write a file so that a reader, or a kill, sees the old or the new one and nothing between; by one process."""
+    if not is_first():
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     with new.open("wb") as out:
@@ -45,7 +50,8 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=KEEP, enable_async_checkpointing=False, cleanup_tmp_directories=True, create=True
         )
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        handlers = {"state": ocp.StandardCheckpointHandler(), "values": ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options, item_handlers=handlers)
         self.every, self._last = every, time.monotonic()
 
     def due(self) -> bool:
@@ -54,7 +60,7 @@ class Checkpoints:
     def save(self, step: int, arrays: list[Any], values: dict[str, Any]) -> None:
         """Write a checkpoint, unless this step has one."""
         # Orbax refuses arrays without elements; they are what a fresh state has in their place.
-        state = {str(i): np.asarray(x) for i, x in enumerate(arrays) if np.size(x)}
+        state = {str(i): _given(x) for i, x in enumerate(arrays) if np.size(x)}
         if step not in self._manager.all_steps():
             parts = self._args.Composite(state=self._args.StandardSave(state), values=self._args.JsonSave(values))
             self._manager.save(step, args=parts)
@@ -65,7 +71,10 @@ class Checkpoints:
         step = self._manager.latest_step()
         if step is None:
             return None
-        parts = self._args.Composite(state=self._args.StandardRestore(), values=self._args.JsonRestore())
+        # Whole, on the host, whatever devices they were on.
+        kept = self._manager.item_metadata(step)["state"].tree
+        wanted = {i: np.broadcast_to(np.zeros((), like.dtype), like.shape) for i, like in kept.items()}
+        parts = self._args.Composite(state=self._args.StandardRestore(wanted), values=self._args.JsonRestore())
         found = self._manager.restore(step, args=parts)
         return {int(i): np.asarray(x) for i, x in found["state"].items()}, dict(found["values"])
 
@@ -73,28 +82,37 @@ class Checkpoints:
         self._manager.close()
 
 
+def _given(x: Any) -> Any:
+    """As Orbax takes it: a host array, or one whose parts several processes write."""
+    return x if isinstance(x, jax.Array) and not x.is_fully_addressable else np.asarray(x)
+
+
 class Metrics:
-    """``metrics.jsonl``: one line for every look at a run."""
+    """``metrics.jsonl``: one line for every look at a run, written by one process."""
 
     def __init__(self, path: Path, last_step: int):
         path.parent.mkdir(parents=True, exist_ok=True)
         # What a killed run wrote after its last checkpoint happens again.
         lines = [(line, json.loads(line)) for line in _whole_lines(path)]
         kept = [(line, record) for line, record in lines if record["step"] <= last_step]
-        write_atomically(path, "".join(line + "\n" for line, _ in kept).encode())
         self.history = [record for _, record in kept]
-        self._file = path.open("a")
+        wait("metrics read")
+        write_atomically(path, "".join(line + "\n" for line, _ in kept).encode())
+        self._file = path.open("a") if is_first() else None
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(plain(record)) + "\n")
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(json.dumps(plain(record)) + "\n")
+            self._file.flush()
 
     def sync(self) -> None:
         """Have it on the disk, not only in the system's memory."""
-        os.fsync(self._file.fileno())
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def _whole_lines(path: Path) -> list[str]:
@@ -149,7 +167,9 @@ class Keeper:
         self._settings = plain(place.settings)
         self._checkpoints = Checkpoints(place.folder / "checkpoints", place.every)
         found = self._checkpoints.latest()
-        if not place.resume and (found is not None or (place.folder / "metrics.jsonl").exists()):
+        held = found is not None or (place.folder / "metrics.jsonl").exists()
+        wait("folder looked at")
+        if held and not place.resume:
             self._checkpoints.close()
             raise ValueError(f"{place.folder} holds a run: give resume=True to go on, or another folder")
         if found is not None:
@@ -170,9 +190,9 @@ class Keeper:
             self._metrics.sync()
             self._checkpoints.save(self._run.steps, arrays, plain(self._run.values()) | {"settings": self._settings})
 
-    def save_if_due(self) -> None:
-        if self._checkpoints is not None and self._checkpoints.due():
-            self.save()
+    def is_due(self) -> bool:
+        """Whether it is time to save, by the clock of the process that writes."""
+        return self._checkpoints is not None and is_first() and self._checkpoints.due()
 
     def write(self, record: dict[str, Any]) -> None:
         if self._checkpoints is not None:

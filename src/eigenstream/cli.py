@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
+import traceback
 import warnings
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax
 import numpy as np
 import typer
 
+from eigenstream import distributed as processes
 from eigenstream import estimators, models, streams
 from eigenstream.checkpoint import plain, write_atomically
 from eigenstream.models import OPTIMIZERS
@@ -90,9 +94,15 @@ def fit(
     tol: Annotated[float | None, typer.Option(help="The residual at which a streaming solver stops.")] = None,
     shuffle: Annotated[bool, typer.Option(help="Whether a streaming solver takes rows in random order.")] = True,
     memory_budget: Annotated[float, typer.Option(help="Bytes that auto may spend on exact statistics.")] = 4e9,
+    precision: Annotated[
+        str | None, typer.Option(help="Of a streaming solver's products on a GPU: float32, tf32 or bf16.")
+    ] = None,
     mesh: Annotated[
         str | None, typer.Option(help="Devices to share the work out over: auto, or data=2,feature=4.")
     ] = None,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="One of several processes, started alike; see docs/many_hosts.md.")
+    ] = False,
     half_life: Annotated[float | None, typer.Option(help="Rows after which a row counts half.")] = None,
     random_state: Annotated[int, typer.Option(help="The seed.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out was stopped.")] = False,
@@ -108,6 +118,9 @@ def fit(
 
     eigenstream fit cca x.npy y.npy -k 8 --out run/
     """
+    if distributed:
+        processes.initialize()
+        mesh = mesh or "auto"
     given = {
         "n_components": k,
         "solver": _solver(solver, option or []),
@@ -119,6 +132,7 @@ def fit(
         "max_epochs": epochs,
         "tol": tol,
         "memory_budget": memory_budget,
+        "precision": precision,
         "mesh": mesh,
         "half_life": half_life,
         "random_state": random_state,
@@ -138,7 +152,7 @@ def fit(
         "sources": [_described(path) for path in sources],
         "shuffle": shuffle,
         "nodes": nodes,
-        "settings": plain({name: value for name, value in settings.items() if name != "verbose"}),
+        "settings": plain({name: value for name, value in settings.items() if name not in ("verbose", "mesh")}),
     }
     finished = _claim(out, started, resume, overwrite)
     if not finished:
@@ -161,7 +175,7 @@ def fit(
             raise
         models.save(estimator, out, run=started)
         for name in ("labels_", "embedding_"):
-            if hasattr(estimator, name):
+            if hasattr(estimator, name) and processes.is_first():
                 np.save(out / f"{name[:-1]}.npy", getattr(estimator, name))
     else:
         estimator = estimators.load(out)
@@ -209,7 +223,9 @@ def _claim(out: Path, started: dict[str, Any], resume: bool, overwrite: bool) ->
     path = out / "config.json"
     if overwrite:
         _clear(out)
+    processes.wait("cleared")
     before = json.loads(path.read_text()) if path.exists() else None
+    processes.wait("read")
     if before is not None and not resume:
         raise ValueError(f"{out} holds a run: give --resume to go on with it, --overwrite, or another --out")
     if before is not None and before.get("run") != started:
@@ -223,6 +239,8 @@ def _claim(out: Path, started: dict[str, Any], resume: bool, overwrite: bool) ->
 
 
 def _clear(out: Path) -> None:
+    if not processes.is_first():
+        return
     for name in ("checkpoints", "metrics.jsonl", "model.safetensors", "config.json"):
         old = out / name
         shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
@@ -250,6 +268,8 @@ def _summary(problem: Kind, estimator: Any, out: Path) -> dict[str, Any]:
 
 
 def _tell(values: dict[str, Any], as_json: bool) -> None:
+    if not processes.is_first():
+        return
     if as_json:
         typer.echo(json.dumps(values))
         return
@@ -344,13 +364,30 @@ def demo(
 
 def main() -> None:
     """Run the command line: errors on one line, exit codes as documented."""
+    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "eigenstream" / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     try:
         app()
     except (ValueError, OSError) as error:
         if "--debug" in sys.argv:
             raise
         typer.echo(f"eigenstream: error: {' '.join(str(error).split())}", err=True)
-        sys.exit(BAD)
+        _leave(BAD)
     except KeyboardInterrupt:
         typer.echo("eigenstream: interrupted", err=True)
-        sys.exit(INTERRUPTED)
+        _leave(INTERRUPTED)
+    except Exception:
+        if "--distributed" not in sys.argv:
+            raise
+        traceback.print_exc()
+        _leave(FAILED)
+
+
+def _leave(code: int) -> None:
+    """End with this exit code; of several processes, without waiting for the others, who wait for this one."""
+    if "--distributed" in sys.argv:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eigenstream import host, rows, trees
-from eigenstream.placement import Placement, on_host, placed
+from eigenstream import distributed, host, rows, trees
+from eigenstream.placement import Placement, on_host, placed, saved
 from eigenstream.problems.base import Negated, Problem, check_finite, view_sizes
 from eigenstream.solvers.exact import Exact
 from eigenstream.solvers.stochastic import Info
@@ -41,8 +41,8 @@ class Solving:
         self.passes = 1
         self._blocks = Blocks()
 
-    def prepare(self, batch: Tree) -> Tree:
-        """A host batch as `step` takes it. Whether it is finite shows in the sums."""
+    def prepare(self, batch: Tree, start: int = 0, total: int | None = None) -> Tree:
+        """A host batch, or a part of it, as `step` takes it. Whether it is finite shows in the sums."""
         return batch
 
     def remember(self, batch: Tree) -> None:
@@ -158,7 +158,7 @@ class Playing:
         first: Tree,
         seed: int,
         sums: bool,
-        mesh: Any = None,
+        place: Placement,
     ):
         if which == "magnitude":
             raise ValueError(
@@ -169,7 +169,7 @@ class Playing:
         template = problem.template(first)
         count = problem.most_components(view_sizes(template)) if k is None else k
         state = jax.tree.map(jnp.copy, solver.init(self.problem, first, count, jax.random.key(seed)))
-        self.place = Placement(mesh)
+        self.place = place
         self.problem = self.place.everywhere(self.problem)
         self.template, self.state = template, self.place.state(state, template)
         self.pilot = None if problem.noiseless else problem.pilot(first)
@@ -182,20 +182,27 @@ class Playing:
     def failed(self) -> bool:
         return bool(self.state.failed)
 
-    def prepare(self, batch: Tree) -> Tree | None:
-        """A checked batch on the device; None while too few rows are there.
+    def prepare(self, batch: Tree, start: int = 0, total: int | None = None) -> Tree | None:
+        """A checked batch on the device, of which this process may have a part; None while too few rows are there.
 
         A batch that is too small for a step, as the last of a stream may be, is filled up with the last rows before it.
         """
         check_finite(batch)
-        if self.sums is not None:
-            self.sums = self.problem.summarise(self.sums, self._near(batch))
-        batch = self.remember(batch)
-        if rows.n_rows(batch) < self.least:
+        total = rows.n_rows(batch) if total is None else total
+        self._summarise(self._near(batch), total)
+        if total == rows.n_rows(batch):
+            batch = self.remember(batch)
+            total = rows.n_rows(batch)
+        if total < self.least:
             return None
-        batch = self.place.batch(self._near(batch))
+        batch = self.place.batch(self._near(batch), start, total)
         jax.block_until_ready(batch)
         return batch
+
+    def _summarise(self, near: Tree, total: int) -> None:
+        """Take rows into the means that an estimator asks for; those that every process has, by one of them."""
+        if self.sums is not None and (rows.n_rows(near) < total or distributed.is_first()):
+            self.sums = self.problem.summarise(self.sums, near)
 
     def _near(self, batch: Tree) -> Tree:
         return batch if self.pilot is None else self.problem.less_pilot(batch, self.pilot)
@@ -208,18 +215,14 @@ class Playing:
         return batch
 
     def step(self, batch: Tree) -> None:
-        if self.problem.noiseless:
-            out = _steps_without_data(self.solver, self.problem, self.state, batch)
-        else:
-            out = _step(self.solver, self.problem, self.state, batch)
-        self.state, self.info = self.place.done(out)
+        step = _steps_without_data if self.problem.noiseless else _step
+        self.state, self.info = self.place.run(step, self.solver, self.problem, self.state, batch)
 
     def go_on(self) -> None:
         """From here on rows are new."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Devices are this machine's: elsewhere a run goes on on one."""
-        return {**vars(self), "place": Placement(None), "state": on_host(self.state)}
+        return {**vars(self), "state": on_host(self.state)}
 
     def worth_a_look(self, steps: int) -> bool:
         return self.problem.noiseless or steps <= LOOK_EVERY // 10 or steps % LOOK_EVERY == 0
@@ -241,7 +244,8 @@ class Playing:
         return epoch + 1 < max_epochs and not self.problem.noiseless
 
     def _kept(self) -> Any:
-        return on_host(self.state), self.info, self.pilot, self.sums
+        sums = None if self.sums is None else Summary.joined(distributed.of_all(self.sums))
+        return saved(self.state), on_host(self.info), self.pilot, sums
 
     def saveable(self) -> list[Any] | None:
         return None if self.info is None else jax.tree.leaves(self._kept())
@@ -251,6 +255,9 @@ class Playing:
         fresh, structure = jax.tree.flatten(template)
         leaves = [_like(x, arrays.get(i)) for i, x in enumerate(fresh)]
         state, info, self.pilot, self.sums = jax.tree.unflatten(structure, leaves)
+        if self.sums is not None and not distributed.is_first():
+            # What was summed is one process's to bring in.
+            self.sums = self.problem.start_summary(self.template)
         state, self.info = jax.tree.map(jnp.asarray, (state, info))
         self.state = self.place.state(state, self.template)
 
@@ -291,11 +298,13 @@ class Playing:
 
     def summary(self) -> Summary | None:
         """In the rows' own coordinates."""
-        return None if self.sums is None else self.sums.less(self.pilot)
+        return None if self.sums is None else Summary.joined(distributed.of_all(self.sums)).less(self.pilot)
 
 
 def _like(fresh: Any, saved: np.ndarray | None) -> Any:
-    """A saved array in the place of a fresh one; numbers stay numbers."""
+    """A saved array in the place of a fresh one, less what it was filled up with; numbers stay numbers."""
     if saved is None:
         return fresh
-    return saved.item() if isinstance(fresh, int | float) and np.ndim(fresh) == 0 else saved
+    if isinstance(fresh, int | float) and np.ndim(fresh) == 0:
+        return saved.item()
+    return saved[tuple(slice(n) for n in np.shape(fresh))]

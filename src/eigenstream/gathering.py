@@ -12,7 +12,7 @@ import numpy as np
 from eigenstream import host, rows, trees
 from eigenstream.engines import NOISELESS, Playing
 from eigenstream.outliers import Outliers
-from eigenstream.placement import n_rows, on_host, opened, placed
+from eigenstream.placement import n_rows, on_host, placed
 from eigenstream.problems.base import Problem
 from eigenstream.solvers.accelerated import GROWTH, Game
 from eigenstream.solvers.knowing import verdict
@@ -51,8 +51,9 @@ def _move(solver: Game, problem: Problem, state: Any, whole: bool) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
+@placed
 def _judge(solver: Game, problem: Problem, state: Any, batch: Tree) -> Any:
-    return solver.judge(problem, opened(state), opened(batch))
+    return solver.judge(problem, state, batch)
 
 
 #: Rows that are multiplied at once, whatever the batches: fewer leave a processor idle. The first are kept in blocks
@@ -90,13 +91,16 @@ class Gathering(Playing):
         if ROOM and not (self.problem.noiseless or self.state.plays_all or self.solver.half_life):
             self._first = []
 
-    def prepare(self, batch: Tree) -> Tree | None:
+    def prepare(self, batch: Tree, start: int = 0, total: int | None = None) -> Tree | None:
         """The rows that wait, once they are worth a product or enough for a move; None until then."""
         near = self._near(batch)
-        tame = self.outliers.tame(self.problem.features(near))
-        if self.sums is not None:
-            self.sums = self.problem.summarise(self.sums, near)
+        total = rows.n_rows(near) if total is None else total
+        tame = self.outliers.tame(self.problem.features(near), start, total)
+        self._summarise(near, total)
         near = self.problem.with_features(near, tame)
+        if total > rows.n_rows(near):
+            # Parts of several batches do not make parts of one that are as large as one another.
+            return self.place.batch(near, start, total) if total >= self.least else None
         self._queue.append(near if _on_device(near) else host.owned(near, batch))
         # A power of two of batches, so that streams of even batches compile a few programs only.
         most = FIRST_BLOCK if self._first is not None else min(self._left, BLOCK)
@@ -116,11 +120,11 @@ class Gathering(Playing):
         """Rows that are all kept need not be read again; others come again, and are no longer new."""
         if self.keeps_all or not super().next_pass(epoch, max_epochs):
             return False
-        self.state = self.state._replace(first_pass=jnp.array(False))
+        self.state = self.state._replace(first_pass=np.array(False))
         return True
 
     def go_on(self) -> None:
-        self.state = self.state._replace(first_pass=jnp.array(True))
+        self.state = self.state._replace(first_pass=np.array(True))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_first": on_host(self._first)}
@@ -146,7 +150,7 @@ class Gathering(Playing):
             self._learn(_gather, batch)
 
     def _run(self, f: Any, *more: Any) -> None:
-        self.state = self.place.done(f(self.solver, self.problem, self.state, *more))
+        self.state = self.place.run(f, self.solver, self.problem, self.state, *more)
 
     def _keep(self, batch: Tree) -> None:
         self._run(_observe, batch)
@@ -175,7 +179,7 @@ class Gathering(Playing):
         worse = 0
         for _ in range(OPENING):
             self._move_on(played)
-            scores = [self.place.done(_judge(self.solver, self.problem, self.state, x)) for x in judges or played]
+            scores = [self.place.run(_judge, self.solver, self.problem, self.state, x) for x in judges or played]
             a, b = np.sum(scores, axis=0)
             value = float((a / b).sum())
             worse = worse + 1 if value < best[0] else 0

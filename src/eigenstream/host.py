@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,14 @@ Tree = Any
 
 #: What JAX wants of the address of memory that it is to take over: a cache line.
 ALIGNMENT = 64
+
+
+class Part(NamedTuple):
+    """The rows of a batch that one of several processes reads, from row ``start`` on of ``total``."""
+
+    rows: Tree
+    start: int
+    total: int
 
 
 def pilot(batch: Tree) -> Tree | None:

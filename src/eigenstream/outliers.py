@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from eigenstream import rows
+from eigenstream.distributed import joined_rows
 from eigenstream.problems.base import check_finite
 
 Tree = Any
@@ -27,8 +28,11 @@ class Outliers:
         self.seen = self.count = 0
         self.named: list[int] = []
 
-    def tame(self, x: Tree) -> Tree:
-        """Finite rows of a batch, those that are too large scaled down to the limit; rows on a device as they are."""
+    def tame(self, x: Tree, start: int = 0, total: int | None = None) -> Tree:
+        """Finite rows of a batch, those that are too large scaled down to the limit; rows on a device as they are.
+
+        Where ``x`` is one process's part of ``total`` rows, all processes come to the same limits.
+        """
         leaves = rows.leaves(x)
         on_host = all(isinstance(leaf, np.ndarray) or scipy.sparse.issparse(leaf) for leaf in leaves)
         if self.limit == np.inf or not on_host or not leaves:
@@ -39,19 +43,21 @@ class Outliers:
         if not np.isfinite(energies).all():
             check_finite(x)
             energies = np.stack([_energies(leaf.astype(np.float64)) for leaf in leaves])
+        b = energies.shape[1]
+        energies = joined_rows(energies, start, b if total is None else total)
         if not len(self.energies):
             # The first rows have none before them: their median will do, and more than half of them are not outliers.
             self.energies = np.median(energies, axis=1)
         limits = np.where(self.energies > 0, self.limit * self.energies, np.inf)
         excess = (energies / limits[:, None]).max(0)
-        b = energies.shape[1]
         if (excess > 1).any():
             where = np.flatnonzero(excess > 1)
             self.named += (self.seen + where[: NAMED - len(self.named)]).tolist()
             self.count += len(where)
             factor = 1 / np.sqrt(np.maximum(excess, 1))
-            x = rows.map_leaves(lambda leaf: _scaled(leaf, factor), x)
+            x = rows.map_leaves(lambda leaf: _scaled(leaf, factor[start : start + b]), x)
             energies = energies * factor**2
+        b = energies.shape[1]
         self.energies = self.energies + b / (self.seen + b) * (energies.mean(1) - self.energies)
         self.seen += b
         return x

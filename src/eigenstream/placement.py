@@ -17,9 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from eigenstream import host, rows
+from eigenstream import distributed, host, rows
+from eigenstream.precision import scope
 
 Tree = Any
 
@@ -37,9 +39,23 @@ class Placed:
     sharding: NamedSharding
 
     @classmethod
-    def of(cls, x: jax.Array, sharding: NamedSharding) -> Placed:
+    def of(cls, x: Any, sharding: NamedSharding) -> Placed:
         """A whole array, shared out."""
-        return cls(jax.device_put(_filled(x, sharding), sharding), x.shape, sharding)
+        return cls(_put(_filled(x, sharding), sharding), x.shape, sharding)
+
+    @classmethod
+    def of_rows(cls, part: np.ndarray, start: int, total: int, sharding: NamedSharding) -> Placed:
+        """Rows of which every process has some: those it holds on its devices, or all."""
+        shape = (total, *part.shape[1:])
+        filled = tuple(n + m for n, m in zip(shape, _missing(shape, sharding), strict=True))
+
+        def shard(index: Any) -> np.ndarray:
+            bounds = [s.indices(n)[:2] for s, n in zip(index, filled, strict=True)]
+            lo, hi = bounds[0][0] - start, min(bounds[0][1], total) - start
+            found = part[(slice(lo, max(lo, hi)), *(slice(*b) for b in bounds[1:]))]
+            return np.pad(found, [(0, b - a - n) for (a, b), n in zip(bounds, found.shape, strict=True)])
+
+        return cls(jax.make_array_from_callback(filled, sharding, shard), shape, sharding)
 
 
 def make_mesh(given: Any) -> Mesh | None:
@@ -52,10 +68,14 @@ def make_mesh(given: Any) -> Mesh | None:
         # Its devices and axes, which the compiler is to share out over by itself.
         return Mesh(given.devices, given.axis_names)
     devices = jax.devices()
-    sizes = {"data": 1, "feature": len(devices)} if given == "auto" else _sizes(given)
+    # Rows over processes, which read their own, and features over what each has.
+    each = len(devices) // distributed.count()
+    sizes = {"data": len(devices) // each, "feature": each} if given == "auto" else _sizes(given)
     count = sizes["data"] * sizes["feature"]
     if count > len(devices):
         raise ValueError(f"mesh={given!r} is of {count} devices, and there are {len(devices)}: give smaller numbers")
+    if distributed.count() > 1 and count < len(devices):
+        raise ValueError(f"mesh={given!r} is of {count} devices, and the processes have {len(devices)}: use them all")
     if count == 1:
         return None
     shape = sizes["data"], sizes["feature"]
@@ -76,25 +96,49 @@ def _sizes(given: Any) -> dict[str, int]:
 
 
 class Placement:
-    """Puts batches and states on a mesh; without one, on the device that JAX would take."""
+    """Puts batches and states on a mesh; without one, on the device that JAX would take; runs programs there."""
 
-    def __init__(self, mesh: Mesh | None):
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh | None = None, precision: str | None = None):
+        self.mesh, self.precision = mesh, precision
 
-    def batch(self, batch: Tree, **how: Any) -> Tree:
-        """Host rows on the devices, as `eigenstream.host.to_device` puts them on one."""
+    def __getstate__(self) -> dict[str, Any]:
+        """Devices are this machine's: elsewhere a run goes on on one."""
+        return {"mesh": None, "precision": self.precision}
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether processes hold different rows."""
+        return self.mesh is not None and distributed.count() > 1 and self.mesh.shape["data"] > 1
+
+    def share(self, total: int) -> tuple[int, int]:
+        """Which rows of a batch this process is to read; all, where some process would have none."""
+        assert self.mesh is not None
+        here = {index[0] for index, device in np.ndenumerate(self.mesh.devices) if device.process_index == _me()}
+        size = -(-total // self.mesh.shape["data"])
+        if (self.mesh.shape["data"] - 1) * size >= total or max(here) - min(here) + 1 > len(here):
+            return 0, total
+        return min(here) * size, min((max(here) + 1) * size, total)
+
+    def batch(self, batch: Tree, start: int = 0, total: int | None = None, **how: Any) -> Tree:
+        """Host rows on the devices, as `eigenstream.host.to_device` puts them on one.
+
+        Of several processes each gives a part, from ``start`` on of ``total`` rows, or all.
+        """
+        if self.mesh is not None and distributed.count() > 1 and all(map(_is_dense, rows.leaves(batch))):
+            place = partial(Placed.of_rows, start=start, total=total or rows.n_rows(batch))
+            return rows.map_leaves(lambda leaf: place(leaf, sharding=self._sharding(*AXES)), batch)
         batch = host.to_device(batch, **how)
         if self.mesh is None:
             return batch
 
-        def place(leaf: Any) -> Any:
+        def place_whole(leaf: Any) -> Any:
             # Sparse rows have no columns to share out; and sums by label or by node, if these are shared out unevenly,
             # have been seen to go wrong in XLA.
             if not isinstance(leaf, jax.Array) or leaf.ndim == 1:
-                return jax.device_put(leaf, self._sharding())
+                return jax.tree.map(lambda x: _put(x, self._sharding()), leaf)
             return Placed.of(leaf, self._sharding(*AXES))
 
-        return rows.map_leaves(place, batch)
+        return rows.map_leaves(place_whole, batch)
 
     def state(self, state: Any, template: Tree) -> Any:
         """A solver's state with what is as long as a player, or part of one, shared out, and the rest everywhere."""
@@ -106,23 +150,25 @@ class Placement:
             for before in (1, 0):
                 if x.ndim > before and x.shape[before:] in shapes:
                     return Placed.of(x, self._sharding(*[None] * before, "feature"))
-            return jax.device_put(x, self._sharding())
+            return _put(x, self._sharding())
 
         long = {name: jax.tree.map(place, getattr(state, name)) for name in state.long}
-        short = jax.device_put(state._replace(**dict.fromkeys(long)), self._sharding())
+        short = jax.tree.map(lambda x: _put(x, self._sharding()), state._replace(**dict.fromkeys(long)))
         return short._replace(**long)
 
     def everywhere(self, problem: Any) -> Any:
         """A problem with its arrays, if it has any, on every device."""
         if self.mesh is None:
             return problem
-        return jax.tree.map(lambda x: jax.device_put(x, self._sharding()) if isinstance(x, jax.Array) else x, problem)
+        return jax.tree.map(lambda x: _put(x, self._sharding()) if isinstance(x, jax.Array) else x, problem)
 
-    def done(self, result: Any) -> Any:
-        """What a compiled function gave, once it has; of one device, at once.
+    def run(self, f: Callable[..., Any], *arguments: Any) -> Any:
+        """What a compiled function gives, its products of the precision asked for.
 
         Devices that are threads of one processor may wait for one another for ever if two programs are under way.
         """
+        with scope(self.precision):
+            result = f(*arguments)
         if self.mesh is not None and self.mesh.devices.flat[0].platform == "cpu":
             jax.block_until_ready(result)
         return result
@@ -144,8 +190,25 @@ def opened(tree: Tree) -> Tree:
 
 
 def on_host(tree: Tree) -> Tree:
-    """Placed arrays, whole, on the host; all else as it is."""
-    return _map(lambda x: np.asarray(x.array)[tuple(slice(n) for n in x.shape)], tree)
+    """Placed arrays, whole, on the host, and of several processes all arrays; all else as it is."""
+
+    def whole(x: Any) -> Any:
+        if isinstance(x, Placed):
+            return _fetched(x.array)[tuple(slice(n) for n in x.shape)]
+        return x if not isinstance(x, jax.Array) or x.is_fully_addressable else _fetched(x)
+
+    return jax.tree.map(whole, tree, is_leaf=_is_placed)
+
+
+def _fetched(x: jax.Array) -> np.ndarray:
+    if x.is_fully_addressable or x.is_fully_replicated:
+        return np.asarray(x)
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
+def saved(tree: Tree) -> Tree:
+    """Arrays as a checkpoint takes them: of several processes where they are, filled up, each to write its part."""
+    return on_host(tree) if distributed.count() == 1 else _map(lambda x: x.array, tree)
 
 
 def closed(tree: Tree, like: Tree) -> Tree:
@@ -161,14 +224,47 @@ def closed(tree: Tree, like: Tree) -> Tree:
 
 
 def placed(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a solver, a problem, a state and more that gives the next state, on placed arrays."""
+    """A function of a solver, a problem, a state and more that gives the next state, or more, on placed arrays.
+
+    What is not placed is on every device afterwards.
+    """
 
     @wraps(step)
     def on_mesh(solver: Any, problem: Any, state: Any, *more: Any) -> Any:
         out = step(solver, problem, opened(state), *map(opened, more))
-        return closed(out, state) if isinstance(out, type(state)) else (closed(out[0], state), *out[1:])
+        mesh = next((x.sharding.mesh for x in jax.tree.leaves(state, is_leaf=_is_placed) if _is_placed(x)), None)
+        if isinstance(out, type(state)):
+            return _everywhere(closed(out, state), mesh)
+        if isinstance(out, tuple) and isinstance(out[0], type(state)):
+            return _everywhere((closed(out[0], state), *out[1:]), mesh)
+        return _everywhere(out, mesh)
 
     return on_mesh
+
+
+def _everywhere(tree: Tree, mesh: Mesh | None) -> Tree:
+    if mesh is None:
+        return tree
+    whole = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(
+        lambda x: x if _is_placed(x) else jax.lax.with_sharding_constraint(x, whole), tree, is_leaf=_is_placed
+    )
+
+
+def _put(x: Any, sharding: NamedSharding) -> jax.Array:
+    """A whole array on the devices of a sharding, some of which may be another process's."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    here = np.asarray(x)
+    return jax.make_array_from_callback(here.shape, sharding, lambda index: here[index])
+
+
+def _me() -> int:
+    return jax.process_index()
+
+
+def _is_dense(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.ndim > 1
 
 
 def _is_placed(x: Any) -> bool:
@@ -181,6 +277,10 @@ def _map(f: Callable[[Placed], Any], tree: Tree) -> Tree:
 
 def _filled(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     """With zeros at the end of each axis, up to a size that the mesh divides."""
-    names = [*sharding.spec, *[None] * x.ndim][: x.ndim]
-    missing = [0 if name is None else -n % sharding.mesh.shape[name] for n, name in zip(x.shape, names, strict=True)]
+    missing = _missing(x.shape, sharding)
     return jnp.pad(x, [(0, m) for m in missing]) if any(missing) else x
+
+
+def _missing(shape: tuple[int, ...], sharding: NamedSharding) -> list[int]:
+    names = [*sharding.spec, *[None] * len(shape)][: len(shape)]
+    return [0 if name is None else -n % sharding.mesh.shape[name] for n, name in zip(shape, names, strict=True)]

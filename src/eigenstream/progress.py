@@ -52,11 +52,13 @@ class Bar:
 class Interrupts:
     """The first Ctrl-C is kept until the step under way is done, so that what was learned is whole; a second one acts.
 
-    While a batch is awaited nothing is under way, and the first acts at once.
+    While a batch is awaited nothing is under way, and the first acts at once. One of several processes waits until all
+    have agreed on it.
     """
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, alone: bool = True) -> None:
+        self.heard = self.asked = False
+        self._alone = alone
         self._waiting = False
 
     def __enter__(self) -> Interrupts:
@@ -66,9 +68,9 @@ class Interrupts:
         return self
 
     def _heard(self, number: int, frame: Any) -> None:
-        if self._waiting or self.asked:
+        if self.heard or (self._waiting and self._alone):
             raise KeyboardInterrupt
-        self.asked = True
+        self.heard, self.asked = True, self._alone
 
     def next(self, iterator: Any, end: Any) -> Any:
         """The next item of an iterator, or ``end``: also when a Ctrl-C comes first."""
@@ -76,7 +78,7 @@ class Interrupts:
             self._waiting = True
             return end if self.asked else next(iterator, end)
         except KeyboardInterrupt:
-            self.asked = True
+            self.heard = self.asked = True
             return end
         finally:
             self._waiting = False

@@ -1,6 +1,6 @@
 """Rows of data and the two primitives that every data problem is written in.
 
-``project(x, V) -> (b, k)`` gives the scores of ``b`` rows on ``k`` players; ``lift(x, scores)`` sends scores back to
+``project(x, V) -> (k, b)`` gives the scores of ``k`` players on ``b`` rows; ``lift(x, scores)`` sends scores back to
 the players' space, averaged over the rows, so that ``lift(x, project(x, V))`` is the second moment ``E[x xᵀ]`` applied
 to ``V``. A view ``x`` is a pytree whose leaves are one of
 
@@ -21,6 +21,7 @@ import numpy as np
 from jax.experimental import sparse as jsparse
 
 from eigenstream import trees
+from eigenstream.precision import matmul
 
 Tree = Any
 
@@ -93,13 +94,15 @@ def template(x: Tree) -> Tree:
 
     def describe(leaf: Any) -> jax.ShapeDtypeStruct:
         leaf = _values(leaf)
-        return jax.ShapeDtypeStruct(leaf.shape[1:], jax.dtypes.canonicalize_dtype(leaf.dtype))
+        # Players of rows in 16 bits have 32.
+        dtype = jnp.promote_types(jax.dtypes.canonicalize_dtype(leaf.dtype), jnp.float32)
+        return jax.ShapeDtypeStruct(leaf.shape[1:], dtype)
 
     return map_leaves(describe, x)
 
 
 def project(x: Tree, V: Tree) -> Any:
-    """Scores ``⟨x_r, v_i⟩``, shape (b, k), summed over the leaves of a view."""
+    """Scores ``⟨v_i, x_r⟩``, shape (k, b), summed over the leaves of a view."""
     return _sum(leaves(map_leaves(_project, x, V)))
 
 
@@ -107,18 +110,18 @@ def _project(leaf: Any, v: Any) -> Any:
     v = _matrix(v)
     if isinstance(leaf, Centred):
         scores = _project(leaf.rows, v)
-        b = scores.shape[0]
-        return (scores - scores.mean(0)) * (b / (b - 1))
+        b = scores.shape[1]
+        return (scores - scores.mean(1, keepdims=True)) * (b / (b - 1))
     if isinstance(leaf, Covariance):
-        return leaf.columns @ v.T
+        return v @ leaf.columns.T
     if isinstance(leaf, Sparse):
-        scores = leaf.matrix @ v.T
-        return scores if leaf.means is None else scores - leaf.weights @ (leaf.means @ v.T)
-    return _matrix(leaf) @ v.T
+        scores = (leaf.matrix @ v.T).T
+        return scores if leaf.means is None else scores - (v @ leaf.means.T) @ leaf.weights.T
+    return matmul(v, _matrix(leaf).T)
 
 
 def lift(x: Tree, scores: Any) -> Tree:
-    """``E_r[scores[r, i] x_r]`` for every player ``i``, shaped like the players."""
+    """``E_r[scores[i, r] x_r]`` for every player ``i``, shaped like the players."""
     return map_leaves(lambda leaf: _lift(leaf, scores), x)
 
 
@@ -127,21 +130,35 @@ def _lift(leaf: Any, scores: Any) -> Any:
         return _lift(leaf.rows, scores)
     if isinstance(leaf, Covariance):
         stop = leaf.start + int(np.prod(leaf.shape))
-        return scores[leaf.start : stop].T.reshape((-1, *leaf.shape))
-    mean_scores = scores / scores.shape[0]
+        return scores[:, leaf.start : stop].reshape((-1, *leaf.shape))
+    mean_scores = scores / scores.shape[1]
     if isinstance(leaf, Sparse):
-        out = (leaf.matrix.T @ mean_scores).T
-        return out if leaf.means is None else out - (leaf.weights.T @ mean_scores).T @ leaf.means
-    return (mean_scores.T @ _matrix(leaf)).reshape((-1, *leaf.shape[1:]))
+        out = (leaf.matrix.T @ mean_scores.T).T
+        return out if leaf.means is None else out - (mean_scores @ leaf.weights) @ leaf.means
+    return matmul(mean_scores, _matrix(leaf)).reshape((-1, *leaf.shape[1:]))
 
 
 def lift_both(x: Tree, first: Any, second: Any) -> tuple[Tree, Tree]:
     """Two lifts that read the rows once."""
-    k = first.shape[1]
+    k = len(first)
     if isinstance(first, np.ndarray):
         return lift(x, first), lift(x, second)
-    both = lift(x, jnp.concatenate([first, second], axis=1))
+    both = lift(x, jnp.concatenate([first, second]))
     return jax.tree.map(lambda leaf: leaf[:k], both), jax.tree.map(lambda leaf: leaf[k:], both)
+
+
+def inner(x: Tree, scores: Any, lifted: Any) -> tuple[Any, Any] | None:
+    """Two factors whose product is ``⟨v_i, lift(x, lifted)_j⟩``: scores of these rows, and others centred as they are.
+
+    ``⟨v, Xᵀt⟩ = ⟨Xv, t⟩``, which takes a sum over rows where the other side takes one over features. None for sums in
+    the place of rows.
+    """
+    leaf = leaves(x)[0]
+    if isinstance(leaf, Covariance):
+        return None
+    b = scores.shape[1]
+    # Scores about the batch's mean have been scaled, both of them, and their product is to be scaled once.
+    return scores, lifted * ((b - 1) / b**2 if isinstance(leaf, Centred) else 1 / b)
 
 
 def squared_norms(x: Tree) -> Any:

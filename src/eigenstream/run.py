@@ -12,12 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from eigenstream import host, rows, trees
+from eigenstream import distributed, host, rows, trees
 from eigenstream.checkpoint import Keeper, Place
 from eigenstream.eigenpairs import WHICH
 from eigenstream.engines import LOOK_EVERY, Playing, Solving
 from eigenstream.gathering import Gathering
-from eigenstream.placement import make_mesh
+from eigenstream.placement import Placement, make_mesh
+from eigenstream.precision import check_precision
 from eigenstream.problems.base import Problem, view_sizes
 from eigenstream.progress import Bar, Interrupts, Watch
 from eigenstream.result import Result
@@ -36,6 +37,8 @@ log = logging.getLogger("eigenstream")
 
 #: The last rows of a stream that are kept for those who ask, and the most numbers in them.
 RECENT_ROWS, RECENT_NUMBERS = 4096, 2**25
+#: Batches after which several processes agree on whether to save or to stop.
+AGREE = 10
 #: What a reader gives in place of a batch when there is none.
 END = object()
 
@@ -53,6 +56,7 @@ def solve(
     memory_budget: float = 4e9,
     half_life: float | None = None,
     random_state: int = 0,
+    precision: str | None = None,
     mesh: Any = None,
     verbose: bool = False,
     callbacks: Iterable[Callback] = (),
@@ -90,6 +94,8 @@ def solve(
         Rows after which a row counts half, for a stream that drifts; of ``"game"`` and ``"exact"``.
     random_state : int
         Seed of the first players.
+    precision : {"float32", "tf32", "bf16"}, optional
+        Of a streaming solver's products on a device; its state is in float32. Left out: JAX's own setting.
     mesh : str, mesh or None
         Devices to share a streaming solver's work out over: ``"auto"``, features over all there are; rows over two and
         features over four, ``"data=2,feature=4"``; or a `jax.sharding.Mesh` of these axes. None: one device.
@@ -120,6 +126,7 @@ def solve(
     True
     """
     common: dict[str, Any] = {"which": which, "half_life": half_life, "random_state": random_state}
+    common["precision"] = precision
     run = Run(problem, k, solver, memory_budget=memory_budget, mesh=mesh, **common)
     settings = {"problem": problem, "solver": solver, "k": k, **common}
     settings |= {"max_epochs": max_epochs, "max_steps": max_steps, "tol": tol}
@@ -142,6 +149,7 @@ class Run:
         memory_budget: float = 4e9,
         half_life: float | None = None,
         random_state: int = 0,
+        precision: str | None = None,
         mesh: Any = None,
         for_estimator: bool = False,
         single_view: bool = False,
@@ -156,7 +164,8 @@ class Run:
             raise ValueError(f"k={k!r}: give a whole number of at least 1, or None for all there are")
         if not isinstance(random_state, int | np.integer):
             raise ValueError(f"random_state={random_state!r}: give a whole number, the seed")
-        self.mesh = make_mesh(mesh)
+        check_precision(precision)
+        self.place = Placement(make_mesh(mesh), precision)
         self.problem, self.k, self.which = problem, None if k is None else int(k), which
         self.solver, self.budget, self.seed, self.half_life = solver, memory_budget, int(random_state), half_life
         #: An estimator also needs the rows' means and, of a stream that cannot be read again, its last rows.
@@ -194,7 +203,7 @@ class Run:
             self.engine = Solving(self.problem, self.solver, self.k, self.which, batch, repeatable)
         else:
             kind = Gathering if isinstance(self.solver, Game) else Playing
-            more = self.seed, self.for_estimator, self.mesh
+            more = self.seed, self.for_estimator, self.place
             self.engine = kind(self.problem, self.solver, self.k, self.which, batch, *more)
 
     def go_on(self) -> None:
@@ -212,13 +221,14 @@ class Run:
         """Check a batch and bring it to where `step` wants it; None if it has to wait for more rows."""
         if self.problem.noiseless:
             return raw
+        raw, start, total = raw if isinstance(raw, host.Part) else (raw, 0, None)
         batch = self.problem.accept(raw)
         if self.engine is None:
             self.begin(batch)
         self._check_shape(batch)
-        ready = self.engine.prepare(batch)
+        ready = self.engine.prepare(batch, start, total)
         # Only what was not refused counts.
-        self.n += rows.n_rows(batch)
+        self.n += rows.n_rows(batch) if total is None else total
         self._keep(batch)
         return ready
 
@@ -287,6 +297,21 @@ class Run:
         place: Place | None = None,
     ) -> Result:
         """Read a stream to its end, or until there is a reason to stop, and give the result."""
+        try:
+            return self._through(batches, max_epochs, max_steps, tol, verbose, callbacks, place)
+        except jax.errors.JaxRuntimeError as error:
+            raise distributed.explained(error) from error
+
+    def _through(
+        self,
+        batches: Iterable[Tree] | None,
+        max_epochs: int,
+        max_steps: int | None,
+        tol: float | None,
+        verbose: bool,
+        callbacks: Iterable[Callback],
+        place: Place | None,
+    ) -> Result:
         if max_steps is not None and not (isinstance(max_steps, int | np.integer) and max_steps >= 1):
             raise ValueError(f"max_steps={max_steps!r}: give a whole number of at least 1, or None")
         if not (isinstance(max_epochs, int | np.integer) and max_epochs >= 1):
@@ -303,13 +328,19 @@ class Run:
             raise ValueError(
                 f"max_epochs={max_epochs}, but batches can be read once only: give a list or a re-iterable"
             )
+        if not exact and self.place.shares_rows:
+            stream.shared(self.place.share)
         log.info("solver: %r (%s)", self.solver, self.reason)
         if exact and self.problem.noiseless:
             return self.result()
         keeper = Keeper(self, place)
         watch = Watch(tuple(callbacks), tol, max_steps, keeper, time.monotonic() - self.seconds)
+        alone = distributed.count() == 1
         try:
-            with Bar(verbose, stream.length(1 if exact else max_epochs, max_steps)) as bar, Interrupts() as interrupts:
+            with (
+                Bar(verbose and distributed.is_first(), stream.length(1 if exact else max_epochs, max_steps)) as bar,
+                Interrupts(alone) as interrupts,
+            ):
                 while True:
                     before, resumed = self.n, self.taken
                     epoch = stream.epoch(self.epoch, self.taken, self._revisit, self.engine.fewest_rows())
@@ -358,14 +389,17 @@ class Run:
                 watch.keeper.write(record)
                 self._judge(record, watch)
             bar.show(self.steps, self.n, self.seconds, record)
-            watch.keeper.save_if_due()
+            if self.taken % AGREE == 0 or distributed.count() == 1:
+                interrupts.asked, due = distributed.agreed(interrupts.heard, watch.keeper.is_due())
+                if due:
+                    watch.keeper.save()
 
     def _prepared(self, raw: Tree) -> Tree | None:
         return END if raw is END else self.prepare(raw)
 
     def _revisit(self, raw: Tree) -> None:
         """A batch that was learned from before a checkpoint."""
-        batch = self.problem.accept(raw)
+        batch = self.problem.accept(raw.rows if isinstance(raw, host.Part) else raw)
         self.engine.remember(batch)
         self._keep(batch)
 

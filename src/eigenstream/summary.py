@@ -59,6 +59,24 @@ class Summary(NamedTuple):
             scatter = self.scatter + within + n * b / (n + b) * sum(np.vdot(gap, gap) for gap in gaps)
         return Summary(counts, jax.tree.unflatten(structure, means), scatter)
 
+    @staticmethod
+    def joined(parts: list[Summary]) -> Summary:
+        """The summary of rows that were summed in several places."""
+        first, *others = parts
+        for other in others:
+            counts = first.counts + other.counts
+            share = other.counts / np.maximum(counts, 1)
+            both = zip(jax.tree.leaves(first.means), jax.tree.leaves(other.means), strict=True)
+            gaps = [(b - a).reshape(len(counts), -1) for a, b in both]
+            weight = first.counts * share
+            scatter = first.scatter + other.scatter + sum((weight[:, None] * gap**2).sum() for gap in gaps)
+            means = [
+                m + (share[:, None] * gap).reshape(m.shape)
+                for m, gap in zip(jax.tree.leaves(first.means), gaps, strict=True)
+            ]
+            first = Summary(counts, jax.tree.unflatten(jax.tree.structure(first.means), means), np.asarray(scatter))
+        return first
+
     def less(self, point: Tree | None) -> Summary:
         """The summary of the rows before ``point`` was taken off them."""
         return self if point is None else self._replace(means=jax.tree.map(np.add, self.means, point))

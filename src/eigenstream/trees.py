@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eigenstream.precision import matmul
+
 Tree = Any
 
 
@@ -53,13 +55,13 @@ def norms(V: Tree) -> Any:
 
 def gram(U: Tree, V: Tree) -> Any:
     """All inner products, ``G[i, j] = ⟨u_i, v_j⟩``."""
-    parts = jax.tree.map(lambda u, v: _flat(u) @ _flat(v).T, U, V)
+    parts = jax.tree.map(lambda u, v: matmul(_flat(u), _flat(v).T), U, V)
     return sum(jax.tree.leaves(parts)[1:], start=jax.tree.leaves(parts)[0])
 
 
 def combine(W: Any, V: Tree) -> Tree:
     """Linear combinations of the players: ``(W V)_i = Σ_j W[i, j] v_j``."""
-    return jax.tree.map(lambda v: (W @ _flat(v)).reshape((W.shape[0], *v.shape[1:])), V)
+    return jax.tree.map(lambda v: matmul(W, _flat(v)).reshape((W.shape[0], *v.shape[1:])), V)
 
 
 def part(V: Tree, start: int, stop: int) -> Tree:

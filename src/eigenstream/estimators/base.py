@@ -39,6 +39,8 @@ SHARED = """solver : str or solver
         eigenvalues still lacks.
     memory_budget : float
         Bytes that ``"auto"`` may spend on exact statistics.
+    precision : {"float32", "tf32", "bf16"}, optional
+        Of a streaming solver's products on a device; its state is in float32. Left out: JAX's own setting.
     mesh : str, mesh or None
         Devices to share a streaming solver's work out over: ``"auto"`` for all of them, or for instance
         ``"data=2,feature=4"``.
@@ -92,6 +94,7 @@ class StreamEstimator(BaseEstimator):
     max_epochs: int
     tol: float | None
     memory_budget: float
+    precision: str | None
     mesh: Any
     half_life: float | None
     random_state: Any
@@ -170,6 +173,7 @@ class StreamEstimator(BaseEstimator):
             self.solver,
             which=self.which,
             memory_budget=self.memory_budget,
+            precision=self.precision,
             mesh=self.mesh,
             half_life=self.half_life,
             random_state=seed,

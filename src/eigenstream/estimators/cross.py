@@ -171,6 +171,7 @@ class CCA(PairMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        precision: str | None = None,
         mesh: Any = None,
         half_life: float | None = None,
         random_state: Any = 0,
@@ -185,6 +186,7 @@ class CCA(PairMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.precision = precision
         self.mesh = mesh
         self.half_life = half_life
         self.random_state = random_state
@@ -257,6 +259,7 @@ class PLS(PairMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        precision: str | None = None,
         mesh: Any = None,
         half_life: float | None = None,
         random_state: Any = 0,
@@ -269,6 +272,7 @@ class PLS(PairMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.precision = precision
         self.mesh = mesh
         self.half_life = half_life
         self.random_state = random_state

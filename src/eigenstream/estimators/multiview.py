@@ -70,6 +70,7 @@ class MultiviewCCA(TransformerMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        precision: str | None = None,
         mesh: Any = None,
         half_life: float | None = None,
         random_state: Any = 0,
@@ -84,6 +85,7 @@ class MultiviewCCA(TransformerMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.precision = precision
         self.mesh = mesh
         self.half_life = half_life
         self.random_state = random_state

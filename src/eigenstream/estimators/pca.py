@@ -66,6 +66,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        precision: str | None = None,
         mesh: Any = None,
         half_life: float | None = None,
         random_state: Any = 0,
@@ -80,6 +81,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.precision = precision
         self.mesh = mesh
         self.half_life = half_life
         self.random_state = random_state

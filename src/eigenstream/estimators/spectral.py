@@ -167,6 +167,7 @@ class SpectralEmbedding(GraphMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        precision: str | None = None,
         mesh: Any = None,
         half_life: float | None = None,
         random_state: Any = 0,
@@ -182,6 +183,7 @@ class SpectralEmbedding(GraphMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.precision = precision
         self.mesh = mesh
         self.half_life = half_life
         self.random_state = random_state
@@ -253,6 +255,7 @@ class SpectralClustering(GraphMixin, ClusterMixin, StreamEstimator):
         max_epochs: int = 1,
         tol: float | None = None,
         memory_budget: float = 4e9,
+        precision: str | None = None,
         mesh: Any = None,
         half_life: float | None = None,
         random_state: Any = 0,
@@ -270,6 +273,7 @@ class SpectralClustering(GraphMixin, ClusterMixin, StreamEstimator):
         self.max_epochs = max_epochs
         self.tol = tol
         self.memory_budget = memory_budget
+        self.precision = precision
         self.mesh = mesh
         self.half_life = half_life
         self.random_state = random_state

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +15,48 @@ from jax.experimental import sparse as jsparse
 
 from eigenstream import host, rows, trees
 from eigenstream.moments import Moments
+from eigenstream.precision import matmul
 from eigenstream.summary import Summary
 
 Tree = Any
 
 
-class Products(NamedTuple):
-    """``A V`` and ``B V``, each shaped like ``V``."""
+#: Factors ``s, t`` with ``V·MVᵀ = Σ s·tᵀ + t·sᵀ``, a sum over rows where ``⟨v, M v⟩`` itself is one over features.
+Factors = tuple[tuple[jax.Array, jax.Array], ...]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["AV", "BV", "in_A", "in_B"], meta_fields=[])
+@dataclass(frozen=True)
+class Products:
+    """The pair of ``A V`` and ``B V``, each shaped like ``V``, and what is known of their inner products with ``V``."""
 
     AV: Tree
     BV: Tree
+    in_A: Factors | None = None
+    in_B: Factors | None = None
+
+    def __iter__(self) -> Iterator[Tree]:
+        return iter((self.AV, self.BV))
+
+    def VAV(self, V: Tree) -> jax.Array:
+        """All ``⟨v_i, A v_j⟩``."""
+        return _gram(self.in_A, V, self.AV)
+
+    def VBV(self, V: Tree) -> jax.Array:
+        return _gram(self.in_B, V, self.BV)
+
+    def vBv(self, V: Tree) -> jax.Array:
+        """``⟨v_i, B v_i⟩``."""
+        if self.in_B is None:
+            return trees.dot(V, self.BV)
+        return 2 * sum(s * t for s, t in self.in_B).sum(1)  # type: ignore[union-attr]
+
+
+def _gram(factors: Factors | None, V: Tree, MV: Tree) -> jax.Array:
+    if factors is None:
+        return trees.gram(V, MV)
+    G = sum(matmul(s, t.T) for s, t in factors)
+    return G + G.T
 
 
 class Problem:
@@ -242,7 +275,7 @@ class Negated(Problem):
 
     def estimate(self, memory: Tree, batch: Tree, V: Tree, independent: bool) -> list[tuple[Products, Products]]:
         def negated(p: Products) -> Products:
-            return Products(trees.scale(-1, p.AV), p.BV)
+            return Products(trees.scale(-1, p.AV), p.BV, p.in_A and tuple((s, -t) for s, t in p.in_A), p.in_B)
 
         return [(negated(p), negated(q)) for p, q in self.problem.estimate(memory, batch, V, independent)]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from eigenstream import rows, trees
-from eigenstream.problems.base import Problem, Products, check_options, check_views, static
+from eigenstream.problems.base import Factors, Problem, Products, check_options, check_views, static
 
 Tree = Any
 
@@ -25,7 +26,8 @@ class PCA(Problem):
         check_options(self.center, self.ridge)
 
     def products(self, x: Tree, V: Tree) -> Products:
-        return Products(rows.lift(x, rows.project(x, V)), trees.scale(1 + self.ridge, V))
+        scores = rows.project(x, V)
+        return Products(rows.lift(x, scores), trees.scale(1 + self.ridge, V), _factors([x], [scores], [scores / 2]))
 
 
 @static
@@ -52,7 +54,14 @@ class CCA(Problem):
         scores = [rows.project(xi, vi) for xi, vi in zip(x, V, strict=True)]
         total = sum(scores[1:], start=scores[0])
         AV, BV = zip(*(rows.lift_both(xi, total - s, s) for xi, s in zip(x, scores, strict=True)), strict=True)
-        return Products(AV, tuple(rows.ridged(xi, vi, Bv, self.ridge) for xi, vi, Bv in zip(x, V, BV, strict=True)))
+        # Every pair of views once: a view's scores, and those of all views after it.
+        after = [sum(scores[i + 2 :], start=scores[i + 1]) for i in range(len(scores) - 1)]
+        return Products(
+            AV,
+            tuple(rows.ridged(xi, vi, Bv, self.ridge) for xi, vi, Bv in zip(x, V, BV, strict=True)),
+            _factors(x[:-1], scores[:-1], after),
+            None if self.ridge else _factors(x, scores, [s / 2 for s in scores]),
+        )
 
     def blocks(self, V: Tree) -> tuple[Tree, ...]:
         return tuple(V)
@@ -84,11 +93,16 @@ class PLS(Problem):
         return accept_views(batch, 2)
 
     def products(self, x: Tree, V: Tree) -> Products:
-        AV, _ = CCA.products(CCA(2), x, V)
-        return Products(AV, trees.scale(1 + self.ridge, V))
+        both = CCA.products(CCA(2), x, V)
+        return replace(both, BV=trees.scale(1 + self.ridge, V), in_B=None)
 
     def most_components(self, sizes: list[int]) -> int:
         return most_of_views(sizes)
+
+
+def _factors(views: Sequence[Tree], scores: list[Any], lifted: list[Any]) -> Factors | None:
+    parts = [rows.inner(*each) for each in zip(views, scores, lifted, strict=True)]
+    return None if None in parts else tuple(parts)  # type: ignore[arg-type]
 
 
 def accept_views(batch: Tree, views: int | None) -> Tree:

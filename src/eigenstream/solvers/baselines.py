@@ -43,7 +43,7 @@ class EckartYoung(Stochastic):
     def direction(self, V: Tree, aux: Tree, pairs: list[Pair]) -> Tree:
         def one(first: Products, second: Products) -> Tree:
             # Column i of BW(W'BW) is row i of (V·BVᵀ)·BV, the Gram matrix and the vectors from different parts.
-            G = trees.gram(V, first.BV)
+            G = first.VBV(V)
             penalty = trees.combine(jnp.tril(G) if self.nested else G, second.BV)
             return trees.scale(4, trees.subtract(first.AV, penalty))
 
@@ -76,7 +76,7 @@ class SGHA(Stochastic):
 
     def direction(self, V: Tree, aux: Tree, pairs: list[Pair]) -> Tree:
         def one(first: Products, second: Products) -> Tree:
-            G = trees.gram(V, first.AV)
+            G = first.VAV(V)
             return trees.subtract(first.AV, trees.combine(jnp.tril(G) if self.ordered else G, second.BV))
 
         return trees.mean([one(*pair) for pair in pairs])
@@ -111,10 +111,10 @@ class Oja(Stochastic):
     def direction(self, V: Tree, aux: Tree, pairs: list[Pair]) -> Tree:
         return trees.mean([first.AV for first, _ in pairs])
 
-    def retract(self, V: Tree) -> Tree:
+    def retract(self, V: Tree, stay: Any = False) -> tuple[Tree, Any]:
         # Rows of L⁻¹V with LLᵀ = VVᵀ are those of Q in W = QR with a positive diagonal; twice, for orthogonality.
         for _ in range(2):
             V = trees.scale(1 / trees.norms(V), V)
             L = jnp.linalg.cholesky(trees.gram(V, V))
             V = trees.combine(jax.scipy.linalg.solve_triangular(L, jnp.eye(len(L), dtype=L.dtype), lower=True), V)
-        return V
+        return V, jnp.isfinite(L).all()

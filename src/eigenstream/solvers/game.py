@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from eigenstream import trees
-from eigenstream.problems.base import Problem, Products
+from eigenstream.problems.base import Problem
 from eigenstream.small import small_eigh
 from eigenstream.solvers.stochastic import Pair, Schedule, State, Stochastic
 
@@ -74,13 +74,13 @@ def direction(V: Tree, pairs: list[Pair], BV_aux: Tree, norms: Any, shift: Any =
     """
     VBV = trees.gram(V, BV_aux)
     near, far = [], []
-    for (AV, _), (_, BV) in pairs:
-        a, b = trees.dot(V, AV), trees.dot(V, BV)
-        W = jnp.tril(trees.gram(V, AV) + shift * VBV, -1) / norms
-        near.append(trees.subtract(trees.scale(b, AV), trees.scale(a - (W * VBV).sum(1), BV)))
-        far.append(b[:, None] * W)
+    for first, second in pairs:
+        VAV, b = first.VAV(V), second.vBv(V)
+        a, W = jnp.diag(VAV), jnp.tril(VAV + shift * VBV, -1) / norms
+        near.append(trees.subtract(trees.scale(b, first.AV), trees.scale(a - (W * VBV).sum(1), second.BV)))
+        far.append(-b[:, None] * W)
     # The parents' vectors are the same for every machine, so they are combined once.
-    return trees.subtract(trees.mean(near), trees.combine(trees.mean(far), BV_aux))
+    return trees.add(trees.mean(near), trees.combine(trees.mean(far), BV_aux))
 
 
 class Auxiliary(NamedTuple):
@@ -138,15 +138,15 @@ class Paper(Stochastic):
 
     def direction(self, V: Tree, aux: Auxiliary, pairs: list[Pair]) -> Tree:
         BV_aux = trees.mean([second.BV for _, second in pairs]) if self.averaging is None else aux.BV
-        norms = jnp.maximum(trees.dot(V, BV_aux), self.floor)
+        norms = jnp.maximum(jnp.diag(trees.gram(V, BV_aux)), self.floor)
         return direction(V, pairs, BV_aux, norms, aux.shift)
 
-    def update_aux(self, problem: Problem, state: State, first: Products, second: Products) -> Auxiliary:
-        BV = running_mean(state.aux.BV, second.BV, _at(self.averaging, state.step))
-        return Auxiliary(BV, state.aux.z, _shift(self.shift, problem, state))
+    def update_aux(self, problem: Problem, state: State, BV: Tree) -> Auxiliary:
+        mean = running_mean(state.aux.BV, BV, _at(self.averaging, state.step))
+        return Auxiliary(mean, state.aux.z, _shift(self.shift, problem, state))
 
-    def retract(self, V: Tree) -> Tree:
-        return trees.scale(1 / trees.norms(V), V)
+    def retract(self, V: Tree, stay: Any = False) -> tuple[Tree, Any]:
+        return trees.scale(jnp.where(stay, 1, 1 / trees.norms(V)), V), True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,15 +195,15 @@ class Smooth(Stochastic):
     def direction(self, V: Tree, aux: Auxiliary, pairs: list[Pair]) -> Tree:
         return direction(V, pairs, aux.BV, self.norms(aux.z), aux.shift)
 
-    def update_aux(self, problem: Problem, state: State, first: Products, second: Products) -> Auxiliary:
-        gamma, (BV, z, _) = _at(self.averaging, state.step), state.aux
+    def update_aux(self, problem: Problem, state: State, BV: Tree) -> Auxiliary:
+        gamma, (mean, z, _) = _at(self.averaging, state.step), state.aux
         norms, squash = self.norms(z), jax.nn.sigmoid(z)
         slope = norms * jnp.log(self.ceiling / self.floor) * squash * (1 - squash)
-        z = z + gamma * (trees.dot(state.V, BV) - norms) * slope
-        return Auxiliary(running_mean(BV, second.BV, gamma), z, _shift(self.shift, problem, state))
+        z = z + gamma * (trees.dot(state.V, mean) - norms) * slope
+        return Auxiliary(running_mean(mean, BV, gamma), z, _shift(self.shift, problem, state))
 
-    def retract(self, V: Tree) -> Tree:
-        return trees.scale(1 / trees.norms(V), V)
+    def retract(self, V: Tree, stay: Any = False) -> tuple[Tree, Any]:
+        return trees.scale(jnp.where(stay, 1, 1 / trees.norms(V)), V), True
 
 
 def running_mean(mean: Tree, new: Tree, gamma: Any) -> Tree:

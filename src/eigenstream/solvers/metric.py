@@ -133,7 +133,7 @@ class Sketch(NamedTuple):
         start = jnp.minimum(self.waiting, capacity - b).astype(jnp.int32)
 
         def put(held: jax.Array, new: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice_in_dim(held, new, start, 0)
+            return jax.lax.dynamic_update_slice_in_dim(held, new.astype(held.dtype), start, 0)
 
         first = rows.dense(rows.split(x, (b, rows.n_rows(x) - b))[0])
         kept = self._replace(buffer=jax.tree.map(put, self.buffer, first))
@@ -142,7 +142,7 @@ class Sketch(NamedTuple):
         return jax.lax.cond(self.waiting < WELL * len(self.seen), lambda s: s._with_moments(x), lambda s: s, kept)
 
     def _with_moments(self, x: Tree) -> Sketch:
-        X = trees.flat(rows.dense(x))
+        X = trees.flat(rows.dense(x)).astype(self.seen.dtype)
         with jax.default_matmul_precision("highest"):
             return self._replace(moments=self.moments + X.T @ X, waiting=self.waiting + len(X))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +32,7 @@ class State(NamedTuple):
     optimizer: Tree
     #: What the problem remembers of the stream.
     memory: Tree
-    #: Running means of ``⟨v_i, A v_j⟩`` and ``⟨v_i, B v_j⟩``; of the latter only the diagonal where that is enough.
+    #: Running means of ``⟨v_i, A v_j⟩`` and ``⟨v_i, B v_j⟩``; of ``j = i`` alone where that is enough.
     grams: tuple[jax.Array, jax.Array]
     step: jax.Array
     #: A step went non-finite; the state is the last finite one, and stays.
@@ -103,13 +103,13 @@ class Stochastic:
         """The direction of ascent, a mean over pairs; the two of a pair come from independent parts of the batch."""
         raise NotImplementedError
 
-    def update_aux(self, problem: Problem, state: State, first: Products, second: Products) -> Tree:
+    def update_aux(self, problem: Problem, state: State, BV: Tree) -> Tree:
         """The auxiliary variables after a step from ``state``, whose ``grams`` know this batch already."""
         return state.aux
 
-    def retract(self, V: Tree) -> Tree:
-        """Back to the set the players live in."""
-        return V
+    def retract(self, V: Tree, stay: Any = False) -> tuple[Tree, Any]:
+        """Back to the set the players live in, unless they are to stay, and whether that went well."""
+        return V, True
 
     def fixed_shift(self, problem: Problem) -> float:
         """The multiple of ``B`` added to ``A``."""
@@ -132,8 +132,8 @@ class Stochastic:
     def init(self, problem: Problem, batch: Tree, k: int, key: jax.Array) -> State:
         """The state before the first step; ``batch`` gives shapes only."""
         self.fixed_shift(problem)
-        V = self.retract(trees.normal(key, k, problem.template(batch)))
-        G = jnp.zeros((k, k), jax.tree.leaves(V)[0].dtype)
+        V, _ = self.retract(trees.normal(key, k, problem.template(batch)))
+        G = jnp.zeros((k, k) if self._keeps_grams(problem) else k, jax.tree.leaves(V)[0].dtype)
         memory = problem.start(batch)
         zero = jnp.zeros((), jnp.int32)
         return State(V, self.start_aux(V), self._optimizer().init(V), memory, (G, G), zero, jnp.array(False))
@@ -150,34 +150,34 @@ class Stochastic:
             for first, second in problem.estimate(memory, part, V, self.independent)
         ]
         ascent = self.direction(V, aux, pairs)
-        first, second = trees.mean([first for first, _ in pairs]), trees.mean([second for _, second in pairs])
+        AV, BV = trees.mean([first.AV for first, _ in pairs]), trees.mean([second.BV for _, second in pairs])
+        if self._keeps_grams(problem):
+            batch_grams = trees.mean([(first.VAV(V), second.VBV(V)) for first, second in pairs])
+        else:
+            batch_grams = trees.mean([(jnp.diag(first.VAV(V)), second.vBv(V)) for first, second in pairs])
+        # Known before anything long is written, so that nothing long is read again to undo it.
+        failed = state.failed | ~_finite((trees.norms(ascent), batch_grams))
+
         change, optimizer = self._optimizer().update(trees.scale(-1, ascent), state.optimizer, V)
-        moved = self.retract(optax.apply_updates(V, change))
+        change = jax.tree.map(lambda c: jnp.where(failed, 0, c), change)
+        moved, well = self.retract(optax.apply_updates(V, change), failed)
+        if well is not True:
+            moved, failed = _unless(~well, V, moved), failed | ~well
 
         weight = jnp.maximum(1 / (state.step + 1), 1 if problem.noiseless else 1 / MEMORY).astype(state.grams[0].dtype)
-        # Only Rayleigh-Ritz, here or for the shift, looks past the diagonal of the second.
-        whole = self.polish or not problem.positive
-        batch_grams = trees.mean(
-            [(trees.gram(V, p.AV), trees.gram(V, q.BV) if whole else jnp.diag(trees.dot(V, q.BV))) for p, q in pairs]
-        )
         grams = jax.tree.map(lambda G, g: G + weight * (g - G), state.grams, batch_grams)
-        new = State(
-            moved,
-            self.update_aux(problem, state._replace(grams=grams), first, second),
-            optimizer,
-            memory,
-            grams,
-            state.step + 1,
-            state.failed,
-        )
-        finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((moved, new.aux, grams))]).all()
-        failed = state.failed | ~finite
-        new = jax.tree.map(lambda a, b: jnp.where(failed, a, b), state, new)._replace(failed=failed)
-        return new, self._info(V, first.AV, second.BV, new.grams, shift)
+        aux = self.update_aux(problem, state._replace(grams=grams), BV)
+        new = state._replace(aux=aux, optimizer=optimizer, memory=memory, grams=grams, step=state.step + 1)
+        new = _unless(failed, state, new)._replace(V=moved, failed=failed)
+        return new, self._info(V, AV, BV, new.grams, shift)
+
+    def _keeps_grams(self, problem: Problem) -> bool:
+        """Whether inner products of different players are needed, for Rayleigh-Ritz at the end or for the shift."""
+        return self.polish or not problem.positive
 
     def _adjusted(self, p: Products, V: Tree, shift: float) -> Products:
-        BV = trees.add(p.BV, trees.scale(self.epsilon, V)) if self.epsilon else p.BV
-        return Products(trees.add(p.AV, trees.scale(shift, BV)) if shift else p.AV, BV)
+        p = replace(p, BV=trees.add(p.BV, trees.scale(self.epsilon, V)), in_B=None) if self.epsilon else p
+        return replace(p, AV=trees.add(p.AV, trees.scale(shift, p.BV)), in_A=None) if shift else p
 
     def _info(self, V: Tree, AV: Tree, BV: Tree, grams: Any, shift: float) -> Info:
         AV = trees.subtract(AV, trees.scale(shift, BV)) if shift else AV
@@ -192,19 +192,31 @@ class Stochastic:
         grams = state.grams
         if problem.noiseless:
             [(exact, _)] = problem.estimate((), None, state.V, False)
-            AV, BV = self._adjusted(exact, state.V, self.fixed_shift(problem))
-            grams = trees.gram(state.V, AV), trees.gram(state.V, BV)
+            exact = self._adjusted(exact, state.V, self.fixed_shift(problem))
+            grams = exact.VAV(state.V), exact.VBV(state.V)
         GA, GB = (np.asarray(G, np.float64) for G in grams)
         if self.polish:
             lam, W = rayleigh_ritz(GA, GB)
             V = trees.combine(W.astype(jax.tree.leaves(state.V)[0].dtype), jax.tree.map(np.asarray, state.V))
         else:
             lam = _quotients(GA, GB)
-            norms = np.sqrt(np.maximum(np.diag(GB), np.finfo(np.float32).tiny))
+            norms = np.sqrt(np.maximum(_diagonal(GB), np.finfo(np.float32).tiny))
             V = jax.tree.map(np.asarray, state.V)
             V = trees.scale((1 / norms).astype(jax.tree.leaves(V)[0].dtype), V)
         return lam - self.fixed_shift(problem), fix_signs(V)
 
 
+def _unless(failed: jax.Array, old: Tree, new: Tree) -> Tree:
+    return jax.tree.map(lambda a, b: jnp.where(failed, a, b), old, new)
+
+
+def _finite(tree: Tree) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
+def _diagonal(G: Any) -> Any:
+    return G if G.ndim == 1 else G.diagonal()
+
+
 def _quotients(GA: Any, GB: Any) -> Any:
-    return jnp.diag(GA) / jnp.diag(GB) if isinstance(GA, jax.Array) else np.diag(GA) / np.diag(GB)
+    return _diagonal(GA) / _diagonal(GB)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from eigenstream.host import join
-from eigenstream.rows import n_rows
+from eigenstream.host import Part, join
 from eigenstream.streams.sources import open_source
 
 Tree = Any
@@ -99,6 +98,8 @@ class Batches:
     random_state: int = 0
     #: What the user's batch is made of the sources' rows.
     form: Callable[[tuple[Any, ...]], Tree] = field(default=_one_or_all, repr=False)
+    #: Which rows of a batch of so many to read; a batch is a `Part` then.
+    share: Callable[[int], tuple[int, int]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         lengths = [source.shape[0] for source in self.sources]
@@ -132,17 +133,37 @@ class Batches:
         """The same rows as they lie, in batches of another size."""
         return replace(self, batch_size=batch_size, shuffle=False)
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether batches are dense views and nothing else: no labels, no edges."""
+        views = [len(source.shape) > 1 and not scipy.sparse.issparse(source) for source in self.sources]
+        return all(views) and self.form is _one_or_all
+
+    def shared(self, share: Callable[[int], tuple[int, int]]) -> Batches:
+        """The same batches, of which only those rows are read and given."""
+        return replace(self, share=share)
+
+    def _total(self, batch: int) -> int:
+        return min(self.batch_size, self.n_rows - batch * self.batch_size)
+
+    def _own(self, batch: int) -> tuple[int, int]:
+        total = self._total(batch)
+        return (0, total) if self.share is None else self.share(total)
+
     def epoch(self, number: int, start: int = 0) -> Iterator[Tree]:
         """The batches of one epoch from batch ``start`` on; the same arguments give the same batches."""
         pieces = self._shuffled(number, start) if self.shuffle else self._in_order(start)
-        formed = map(self.form, pieces)
+        formed: Iterator[Tree] = map(self.form, pieces)
+        if self.share is not None:
+            formed = (Part(x, self._own(t)[0], self._total(t)) for t, x in enumerate(formed, start))
         # Slices of an array in memory cost nothing; reading and gathering are worth a thread.
         in_memory = all(isinstance(s, np.ndarray) and not _is_mapped(s) for s in self.sources)
         return formed if in_memory and not self.shuffle else prefetch(formed, AHEAD)
 
     def _in_order(self, start: int) -> Iterator[tuple[Any, ...]]:
-        for lo in range(start * self.batch_size, self.n_rows, self.batch_size):
-            views = tuple(source[lo : min(lo + self.batch_size, self.n_rows)] for source in self.sources)
+        for t in range(start, len(self)):
+            lo, hi = (t * self.batch_size + i for i in self._own(t))
+            views = tuple(source[lo:hi] for source in self.sources)
             for view in views:
                 _read_pages(view)
             yield views
@@ -154,30 +175,25 @@ class Batches:
         order = np.random.default_rng([self.random_state, number]).permutation(-(-n // stretch))
         windows = np.split(order, range(STRETCHES, len(order), STRETCHES))
         lengths = [sum(min(stretch, n - s * stretch) for s in window.tolist()) for window in windows]
-        skip, left = start * size, None
+        # The batch under way, how many of its rows have been passed, and those of them that are read here.
+        batch, passed, left = start, 0, None
+        skip = start * size
         for index, (window, length) in enumerate(zip(windows, lengths, strict=True)):
             if skip >= length:
                 skip -= length
                 continue
             turn = np.random.default_rng([self.random_state, number, index]).permutation(length)[skip:]
             skip = 0
-            take = _gather(self.sources, window, stretch)
-            at = 0
-            if left is not None:
-                at = size - n_rows(left)
-                left = join(left, take(turn[:at]))
-                if n_rows(left) < size:
-                    continue
-                yield left
-            left = None
-            for lo in range(at, len(turn), size):
-                piece = take(turn[lo : lo + size])
-                if len(turn) - lo < size:
-                    left = piece
-                else:
-                    yield piece
-        if left is not None:
-            yield left
+            take = _gather(self.sources, window, stretch, self.share is not None)
+            while len(turn):
+                here, turn = np.split(turn, [self._total(batch) - passed])
+                lo, hi = self._own(batch)
+                piece = take(here[max(lo - passed, 0) : max(hi - passed, 0)])
+                left = piece if left is None else join(left, piece)
+                passed += len(here)
+                if passed == self._total(batch):
+                    yield left
+                    batch, passed, left = batch + 1, 0, None
 
 
 def _is_mapped(array: Any) -> bool:
@@ -194,14 +210,19 @@ def _read_pages(view: Any) -> None:
         view.reshape(-1).view(np.uint8)[::4096].copy()
 
 
-def _gather(sources: tuple[Any, ...], window: np.ndarray, stretch: int) -> Callable[[np.ndarray], tuple[Any, ...]]:
-    """A function from positions within a window to rows; what lies in a file is read a stretch at a time."""
+def _gather(
+    sources: tuple[Any, ...], window: np.ndarray, stretch: int, few: bool
+) -> Callable[[np.ndarray], tuple[Any, ...]]:
+    """A function from positions within a window to rows; what lies in a file is read a stretch at a time.
+
+    Where ``few`` of them are wanted, a mapped file is read row by row.
+    """
     n = sources[0].shape[0]
     spans = [(s * stretch, min((s + 1) * stretch, n)) for s in window.tolist()]
     numbers = np.concatenate([np.arange(lo, hi) for lo, hi in spans])
 
     def rows_of(source: Any) -> Callable[[np.ndarray], Any]:
-        in_memory = isinstance(source, np.ndarray) and not _is_mapped(source)
+        in_memory = isinstance(source, np.ndarray) and (few or not _is_mapped(source))
         if in_memory or scipy.sparse.issparse(source):
             return lambda turn: source[numbers[turn]]
         held = np.concatenate([source[lo:hi] for lo, hi in spans])

@@ -51,6 +51,11 @@ class Epochs:
         if isinstance(self.source, Batches):
             self.source = self.source.in_order(block_rows(self.source.width))
 
+    def shared(self, share: Callable[[int], tuple[int, int]]) -> None:
+        """Read only these rows of every batch, where batches are made of dense views that can be read in part."""
+        if isinstance(self.source, Batches) and self.source.is_dense:
+            self.source = self.source.shared(share)
+
     def length(self, max_epochs: int, max_steps: int | None) -> int | None:
         """Steps to the end, where that is known."""
         if self.needless:

@@ -1,0 +1,124 @@
+"""Several processes that are one job, on this machine: Gloo between them, two devices each."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+WORKER = Path(__file__).parent / "on_two_processes.py"
+COMMAND = [sys.executable, "-c", "from eigenstream.cli import main; main()"]
+
+
+def environment(process=None, port=None, devices=2):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    # More threads than cores: a device that waits for another holds one.
+    out = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "16"}
+    if process is not None:
+        out |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
+        out["JAX_PROCESS_ID"] = str(process)
+    return out
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(*command, port):
+    return [
+        subprocess.Popen(command, env=environment(p, port), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for p in range(2)
+    ]
+
+
+def finished(*processes):
+    outputs = [p.communicate(timeout=200) for p in processes]
+    for p, (_, errors) in zip(processes, outputs, strict=True):
+        assert p.returncode == 0, errors[-3000:]
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two views of 1013 rows, 37 and 23 columns, with two correlations, and labels of three classes."""
+    folder = tmp_path_factory.mktemp("rows")
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(1013, 3)) * [1.0, 0.7, 0.5]
+    x, y = (z @ rng.normal(size=(3, d)) + rng.normal(size=(1013, d)) + 2 for d in (37, 23))
+    np.save(folder / "x.npy", x)
+    np.save(folder / "y.npy", y)
+    np.save(folder / "labels.npy", z.argmax(1))
+    return folder
+
+
+def test_two_processes_give_what_one_gives_and_read_their_own_rows(folder):
+    finished(*start(sys.executable, str(WORKER), str(folder), "solve", port=free_port()))
+    done = subprocess.run([sys.executable, str(WORKER), str(folder), "solve"], env=environment(devices=1))
+    assert done.returncode == 0
+    alone, first, second = (json.loads((folder / f"{n}.json").read_text()) for n in ("alone", "process0", "process1"))
+    for name in alone:
+        if name == "read":
+            continue
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+        np.testing.assert_allclose(first[name], alone[name], rtol=1e-8, atol=1e-9, err_msg=name)
+    # All of the first batch, which gives the shapes, and half of the others.
+    assert alone["read"] == 1013
+    assert max(first["read"], second["read"]) <= 53 + 27 * 19
+    assert first["read"] + second["read"] >= 1013
+
+
+@pytest.mark.slow
+def test_two_processes_play_one_accelerated_game(folder):
+    finished(*start(sys.executable, str(WORKER), str(folder), "game", port=free_port()))
+    done = subprocess.run([sys.executable, str(WORKER), str(folder), "game"], env=environment(devices=1))
+    assert done.returncode == 0
+    first, second, alone = (np.load(folder / f"game{n}.npy") for n in ("0", "1", "alone"))
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, alone, rtol=1e-6, atol=1e-7)
+
+
+def test_one_process_goes_on_where_two_stopped(folder):
+    finished(*start(sys.executable, str(WORKER), str(folder), "cca paper", port=free_port()))
+    assert any((folder / "run" / "checkpoints").glob("40/state/ocdbt.process_1")), "written by both"
+    done = subprocess.run([sys.executable, str(WORKER), str(folder), "cca paper"], env=environment(devices=1))
+    assert done.returncode == 0
+    resumed, alone = np.load(folder / "resumed.npy")
+    np.testing.assert_allclose(resumed, alone, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_lost_process_ends_the_job_with_its_name_and_the_job_goes_on(folder, tmp_path, victim):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(20_000, 40)).astype("f4")
+    for name, view in (("x", x), ("y", x @ rng.normal(size=(40, 30)).astype("f4"))):
+        np.save(tmp_path / f"{name}.npy", view)
+    command = [*COMMAND, "fit", "cca", str(tmp_path / "x.npy"), str(tmp_path / "y.npy"), "-k", "2", "--quiet"]
+    command += ["--solver", "paper", "--epochs", "40", "--batch-size", "50", "--checkpoint-every", "0.5"]
+    command += ["--out", str(tmp_path / "run")]
+    job = start(*command, "--distributed", port=free_port())
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "run" / "checkpoints").glob("[0-9]*/commit_success.txt")):
+        assert time.monotonic() < deadline, [p.poll() for p in job]
+        time.sleep(0.1)
+    job[victim].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    job[victim].communicate()
+    survivor = job[1 - victim]
+    _, errors = survivor.communicate(timeout=60)
+    assert time.monotonic() - killed < 60
+    assert survivor.returncode != 0
+    assert f"process {victim} of 2 is lost" in errors, errors[-2000:]
+    finished = subprocess.run(
+        [*command, "--resume", "--json", "--epochs", "40"], env=environment(devices=1), text=True, capture_output=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout)["rows"] == 40 * 20_000

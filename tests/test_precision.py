@@ -1,0 +1,73 @@
+"""Products in fewer digits, by one setting."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eigenstream as es
+from eigenstream import precision, rows, trees
+from eigenstream.solvers.game import direction
+
+RNG = np.random.default_rng(0)
+X, Y = (jnp.asarray(RNG.normal(size=(64, d)), jnp.float32) for d in (30, 20))
+V = tuple(jnp.asarray(RNG.normal(size=(4, d)), jnp.float32) for d in (30, 20))
+
+
+def test_bf16_rounds_the_operands_and_sums_in_float32():
+    with precision.scope("bf16"):
+        found = rows.project(X, V[0])
+    rounded = (np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (V[0], X))
+    v, x = rounded
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, v @ x.T, rtol=1e-5, atol=1e-5)
+    assert np.abs(np.asarray(found) - np.asarray(V[0], np.float64) @ np.asarray(X, np.float64).T).max() > 1e-3
+
+
+def test_a_setting_is_part_of_what_is_compiled():
+    product = jax.jit(lambda a, b: trees.gram(a, b))
+    exact = product(V[0], V[0])
+    with precision.scope("bf16"):
+        rounded = product(V[0], V[0])
+    assert np.abs(np.asarray(exact - rounded)).max() > 1e-4
+    np.testing.assert_array_equal(product(V[0], V[0]), exact)
+
+
+@pytest.mark.parametrize("center", [True, False, "running"])
+@pytest.mark.parametrize("kind", ["pca", "cca", "pls", "multiview"])
+def test_inner_products_of_players_come_from_scores(kind, center):
+    problem = getattr(es.problems, kind)(center=center)
+    views = {"pca": X, "multiview": (X, Y, X[:, :7])}.get(kind, (X, Y))
+    players = {"pca": V[0], "multiview": (*V, V[0][:, :7])}.get(kind, V)
+    memory = problem.observe(problem.start(views), views)
+    [(p, _)] = problem.estimate(memory, views, players, False)
+    assert p.in_A is not None
+    np.testing.assert_allclose(p.VAV(players), trees.gram(players, p.AV), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(p.VBV(players), trees.gram(players, p.BV), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(p.vBv(players), trees.dot(players, p.BV), rtol=1e-4, atol=1e-4)
+    bare = es.problems.Products(*p)
+    norms = trees.dot(players, p.BV)
+    for a, b in zip(*(jax.tree.leaves(direction(players, [(q, q)], p.BV, norms)) for q in (p, bare)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_players_of_rows_in_16_bits_have_32():
+    assert rows.template(X.astype(jnp.bfloat16)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("solver", ["game", es.solvers.Paper(learning_rate=0.03)])
+def test_answers_differ_by_rounding_only(solver):
+    scale = np.linspace(3, 1, 40)
+    batches = [RNG.normal(size=(100, 40)).astype("f4") * scale for _ in range(100)]
+    spans = [es.solve(es.problems.pca(), batches, 3, solver, precision=p).V for p in ("float32", "bf16", "tf32", None)]
+    assert 0 < es.metrics.subspace_error(spans[1], spans[0]) < 5e-3
+    np.testing.assert_array_equal(spans[0], spans[2])
+    np.testing.assert_array_equal(spans[0], spans[3])
+
+
+def test_estimators_and_errors():
+    rows_ = np.asarray(X)
+    plain, rounded = (es.PCA(2, solver="game", precision=p).fit(rows_).components_ for p in (None, "bf16"))
+    assert 0 < np.abs(plain - rounded).max() < 0.1
+    with pytest.raises(ValueError, match="precision='fp8': give one of 'float32', 'tf32', 'bf16'"):
+        es.solve(es.problems.pca(), [rows_], 2, precision="fp8")
