@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+import eigenstream as es
 
 WORKER = Path(__file__).parent / "on_two_processes.py"
 COMMAND = [sys.executable, "-c", "from eigenstream.cli import main; main()"]
@@ -122,3 +125,30 @@ def test_a_lost_process_ends_the_job_with_its_name_and_the_job_goes_on(folder, t
     )
     assert finished.returncode == 0, finished.stderr
     assert json.loads(finished.stdout)["rows"] == 40 * 20_000
+
+
+@pytest.mark.slow
+def test_the_page_works_as_it_stands(tmp_path):
+    page = (Path(__file__).parent.parent / "docs" / "many_hosts.md").read_text()
+    make, first, second, resume = re.findall(r"```sh\n(.*?)```", page, re.S)
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "eigenstream"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from eigenstream.cli import main; main()" "$@"\n')
+    command.chmod(0o755)
+    port = str(free_port())
+    env = environment()
+    env["PATH"] = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{env['PATH']}"
+
+    def shell(script):
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(["sh", "-ec", script.replace("12355", port)], cwd=tmp_path, env=env, **pipe)
+
+    finished(shell(make))
+    (told, _), (silent, _) = finished(shell(first), shell(second))
+    assert "solver                    Game" in told
+    assert "solver" not in silent
+    assert "solver                    Game" in finished(shell(resume))[0][0]
+    correlations = es.load(tmp_path / "run").correlations_
+    views = np.load(tmp_path / "x.npy"), np.load(tmp_path / "y.npy")
+    exact = es.CCA(4, solver="exact").fit(*views).correlations_
+    np.testing.assert_allclose(correlations, exact, atol=0.01)

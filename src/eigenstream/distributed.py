@@ -15,6 +15,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import jax
@@ -145,11 +147,19 @@ def lost(process: int) -> None:
     os._exit(1)
 
 
-def explained(error: Exception) -> Exception:
-    """An error that JAX met between processes, unless one of them turns out to be lost: then this one ends."""
-    if count() > 1:
-        time.sleep(GRACE)
-    return error
+def waiting_for_the_others(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of which an error that JAX meets between processes waits until it is known who is lost, if one is."""
+
+    @wraps(f)
+    def waiting(*arguments: Any, **options: Any) -> Any:
+        try:
+            return f(*arguments, **options)
+        except jax.errors.JaxRuntimeError:
+            if count() > 1:
+                time.sleep(GRACE)
+            raise
+
+    return waiting
 
 
 def _watch() -> None:

@@ -13,7 +13,7 @@ from eigenstream import distributed, host, rows, trees
 from eigenstream.placement import Placement, on_host, placed, saved
 from eigenstream.problems.base import Negated, Problem, check_finite, view_sizes
 from eigenstream.solvers.exact import Exact
-from eigenstream.solvers.stochastic import Info
+from eigenstream.solvers.stochastic import Info, Stochastic
 from eigenstream.streams.blocks import Blocks
 from eigenstream.summary import Summary
 
@@ -168,6 +168,7 @@ class Playing:
         self.solver, self.sign = solver, 1 if which == "largest" else -1
         template = problem.template(first)
         count = problem.most_components(view_sizes(template)) if k is None else k
+        self._count = count
         state = jax.tree.map(jnp.copy, solver.init(self.problem, first, count, jax.random.key(seed)))
         self.place = place
         self.problem = self.place.everywhere(self.problem)
@@ -177,6 +178,8 @@ class Playing:
         self.info: Any = None
         self.least = solver.fewest_rows(self.problem)
         self.before: Tree = None
+        #: Rows in the first batch.
+        self._usual = 0 if problem.noiseless else rows.n_rows(first)
 
     @property
     def failed(self) -> bool:
@@ -195,9 +198,20 @@ class Playing:
             total = rows.n_rows(batch)
         if total < self.least:
             return None
-        batch = self.place.batch(self._near(batch), start, total)
+        near = self._near(batch)
+        near = self._filled(near) if total == rows.n_rows(near) else near
+        batch = self.place.batch(near, start, total)
         jax.block_until_ready(batch)
         return batch
+
+    def _filled(self, batch: Tree) -> Tree:
+        """A batch of another size than the first filled up to it, or to a power of two: all are one program."""
+        b = rows.n_rows(batch)
+        parts = self.solver.parts(self.problem) if isinstance(self.solver, Stochastic) else None
+        if b == self._usual or parts is None or not all(isinstance(x, np.ndarray) for x in rows.leaves(batch)):
+            return batch
+        wanted = self._usual if b < self._usual else 1 << (b - 1).bit_length()
+        return host.filled(batch, parts, -(-wanted // parts) * parts)
 
     def _summarise(self, near: Tree, total: int) -> None:
         """Take rows into the means that an estimator asks for; those that every process has, by one of them."""
@@ -251,7 +265,8 @@ class Playing:
         return None if self.info is None else jax.tree.leaves(self._kept())
 
     def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
-        template = (on_host(self.state), self.info or Info(jnp.zeros(1), jnp.zeros(1)), self.pilot, self.sums)
+        blank = Info(jnp.zeros(self._count), jnp.zeros(self._count))
+        template = (on_host(self.state), self.info or blank, self.pilot, self.sums)
         fresh, structure = jax.tree.flatten(template)
         leaves = [_like(x, arrays.get(i)) for i, x in enumerate(fresh)]
         state, info, self.pilot, self.sums = jax.tree.unflatten(structure, leaves)

@@ -59,6 +59,8 @@ def _judge(solver: Game, problem: Problem, state: Any, batch: Tree) -> Any:
 #: Rows that are multiplied at once, whatever the batches: fewer leave a processor idle. The first are kept in blocks
 #: that a sketch learns from.
 BLOCK, FIRST_BLOCK = 512, 256
+#: Sizes of blocks that are taken as they come; further ones are powers of two.
+FEW = 4
 #: The most numbers in a block.
 NUMBERS = 2**23
 #: The first rows are kept while they take no more than so many times the memory of the state.
@@ -83,6 +85,7 @@ class Gathering(Playing):
         self.outliers = Outliers(self.solver.outlier)
         self._width = trees.size(self.template)
         self._queue: list[Tree] = []
+        self._sizes: set[int] = set()
         #: Rows to go before the next move, and whether one was made since the last look.
         self._left, self._moved = float(self.state.due), False
         #: The first rows, None once the game has opened; their bytes, their number and that when the sketches learned.
@@ -134,8 +137,15 @@ class Gathering(Playing):
         return batch
 
     def _taken(self) -> Tree:
-        taken, self._queue = self._queue, []
-        batch = self.place.batch(host.join(*taken), for_good=True)
+        """What waits, or so much of it that blocks are of a few sizes: each is another program."""
+        taken, self._queue = host.join(*self._queue), []
+        b = rows.n_rows(taken)
+        if b not in self._sizes and len(self._sizes) >= FEW and not _on_device(taken):
+            size = 1 << (b.bit_length() - 1)
+            taken, *rest = host.pieces(taken, max(size, self.least))
+            self._queue = [host.join(*rest)] if rest else []
+        self._sizes.add(rows.n_rows(taken))
+        batch = self.place.batch(taken, for_good=True)
         jax.block_until_ready(batch)
         return batch
 
@@ -227,7 +237,7 @@ class Gathering(Playing):
 
     def settle(self) -> None:
         """Learn the rows that wait."""
-        if self._queue and self._waiting() >= self.least:
+        while self._queue and self._waiting() >= self.least:
             if self._first is None:
                 self._run(_gather, self._taken())
             else:
@@ -246,7 +256,8 @@ class Gathering(Playing):
             return None
         guard = self.outliers
         kept: list[Any] = jax.tree.leaves(self._kept())
-        return [*kept, self._left, guard.energies, guard.seen, guard.count, np.array(guard.named, int)]
+        sizes = np.array(sorted(self._sizes), int)
+        return [*kept, self._left, guard.energies, guard.seen, guard.count, np.array(guard.named, int), sizes]
 
     def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
         super().restore(arrays, epoch)
@@ -255,6 +266,7 @@ class Gathering(Playing):
         self._left, guard.energies = float(arrays[last]), arrays.get(last + 1, np.zeros(0))
         guard.seen, guard.count = int(arrays[last + 2]), int(arrays[last + 3])
         guard.named = arrays.get(last + 4, np.zeros(0, int)).tolist()
+        self._sizes = set(arrays.get(last + 5, np.zeros(0, int)).tolist())
         self._first = None
 
     def worth_a_look(self, steps: int) -> bool:

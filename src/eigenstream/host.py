@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 import scipy.sparse
 from jax.experimental import sparse as jsparse
 
-from eigenstream.rows import Sparse, n_rows
+from eigenstream.rows import Filled, Sparse, n_rows
 
 Tree = Any
 
@@ -36,6 +37,10 @@ def pilot(batch: Tree) -> Tree | None:
     def one(leaf: Any) -> Any:
         if scipy.sparse.issparse(leaf):
             return np.zeros((1, leaf.shape[1]), leaf.dtype)
+        if isinstance(leaf, jax.Array):
+            # What is on a device stays there.
+            mean, square = leaf.mean(0, keepdims=True), (leaf**2).mean(0, keepdims=True)
+            return jnp.where(mean**2 > 100 * (square - mean**2), mean, 0)
         x = _matrix(leaf)
         mean = x.mean(0, dtype=np.float64)
         variance = np.einsum("ij,ij->j", x, x) / len(x) - mean**2
@@ -105,6 +110,20 @@ def owned(batch: Tree, given: Tree) -> Tree:
         return leaf.copy() if shared else leaf
 
     return jax.tree.map(one, batch, given, is_leaf=scipy.sparse.issparse)
+
+
+def filled(batch: Tree, parts: int, capacity: int) -> Tree:
+    """Dense host rows as `Filled`: cut as `eigenstream.rows.split` cuts them, each part filled up to its share."""
+    b, each = n_rows(batch), capacity // parts
+    ends = [i * b // parts for i in range(parts + 1)]
+
+    def one(leaf: np.ndarray) -> Filled:
+        out = np.zeros((capacity, *leaf.shape[1:]), leaf.dtype)
+        for i, (lo, hi) in enumerate(itertools.pairwise(ends)):
+            out[i * each : i * each + hi - lo] = leaf[lo:hi]
+        return Filled(out, np.diff(ends).astype(leaf.dtype))
+
+    return jax.tree.map(one, batch)
 
 
 def pieces(batch: Tree, size: int) -> Iterator[Tree]:

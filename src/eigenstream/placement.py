@@ -113,7 +113,8 @@ class Placement:
     def share(self, total: int) -> tuple[int, int]:
         """Which rows of a batch this process is to read; all, where some process would have none."""
         assert self.mesh is not None
-        here = {index[0] for index, device in np.ndenumerate(self.mesh.devices) if device.process_index == _me()}
+        axis, me = self.mesh.axis_names.index("data"), jax.process_index()
+        here = {index[axis] for index, device in np.ndenumerate(self.mesh.devices) if device.process_index == me}
         size = -(-total // self.mesh.shape["data"])
         if (self.mesh.shape["data"] - 1) * size >= total or max(here) - min(here) + 1 > len(here):
             return 0, total
@@ -134,6 +135,8 @@ class Placement:
         def place_whole(leaf: Any) -> Any:
             # Sparse rows have no columns to share out; and sums by label or by node, if these are shared out unevenly,
             # have been seen to go wrong in XLA.
+            if isinstance(leaf, rows.Filled):
+                return rows.Filled(place_whole(leaf.rows), place_whole(leaf.counts))
             if not isinstance(leaf, jax.Array) or leaf.ndim == 1:
                 return jax.tree.map(lambda x: _put(x, self._sharding()), leaf)
             return Placed.of(leaf, self._sharding(*AXES))
@@ -257,10 +260,6 @@ def _put(x: Any, sharding: NamedSharding) -> jax.Array:
         return jax.device_put(x, sharding)
     here = np.asarray(x)
     return jax.make_array_from_callback(here.shape, sharding, lambda index: here[index])
-
-
-def _me() -> int:
-    return jax.process_index()
 
 
 def _is_dense(leaf: Any) -> bool:

@@ -34,6 +34,17 @@ class Sparse(NamedTuple):
     means: Any = None
 
 
+class Filled(NamedTuple):
+    """Dense rows in parts of one size, each filled up with rows of zeros: as if it had the first ``counts`` only.
+
+    Batches of many sizes, filled up to one, are one program. Zeros add nothing to a sum; what divides by the number of
+    rows, or takes a mean off them, asks for `count` and `present`.
+    """
+
+    rows: Any
+    counts: Any
+
+
 class Centred(NamedTuple):
     """Rows, dense or sparse, whose scores are taken about the batch's mean and scaled by ``b / (b - 1)``.
 
@@ -60,7 +71,7 @@ class Mean(NamedTuple):
 
 
 def _is_leaf(x: Any) -> bool:
-    return isinstance(x, Sparse | Centred | Covariance | jsparse.BCOO)
+    return isinstance(x, Sparse | Filled | Centred | Covariance | jsparse.BCOO)
 
 
 def leaves(x: Tree) -> list[Any]:
@@ -82,11 +93,30 @@ def _sum(parts: list[Any]) -> Any:
 def _values(leaf: Any) -> Any:
     """The array, dense or sparse, that holds a leaf's rows."""
     leaf = leaf.rows if isinstance(leaf, Centred) else leaf
+    leaf = leaf.rows if isinstance(leaf, Filled) else leaf
     return leaf.matrix if isinstance(leaf, Sparse) else leaf
 
 
 def n_rows(x: Tree) -> int:
+    """The number of rows, those of zeros included that others are filled up with."""
     return _values(leaves(x)[0]).shape[0]
+
+
+def count(x: Tree) -> Any:
+    """The number of rows that count."""
+    leaf = leaves(x)[0]
+    leaf = leaf.rows if isinstance(leaf, Centred) else leaf
+    return leaf.counts.sum() if isinstance(leaf, Filled) else n_rows(x)
+
+
+def present(x: Tree) -> jax.Array:
+    """1 for every row that counts, 0 for the others."""
+    leaf = leaves(x)[0]
+    leaf, dtype = leaf.rows if isinstance(leaf, Centred) else leaf, template(leaf).dtype
+    if not isinstance(leaf, Filled):
+        return jnp.ones(n_rows(x), dtype)
+    index = jnp.arange(n_rows(x) // len(leaf.counts))
+    return (index < leaf.counts[:, None]).reshape(-1).astype(dtype)
 
 
 def template(x: Tree) -> Tree:
@@ -109,9 +139,12 @@ def project(x: Tree, V: Tree) -> Any:
 def _project(leaf: Any, v: Any) -> Any:
     v = _matrix(v)
     if isinstance(leaf, Centred):
-        scores = _project(leaf.rows, v)
-        b = scores.shape[1]
-        return (scores - scores.mean(1, keepdims=True)) * (b / (b - 1))
+        scores, b = _project(leaf.rows, v), count(leaf)
+        centred = scores - scores.sum(1, keepdims=True) / b
+        centred = centred * present(leaf) if isinstance(leaf.rows, Filled) else centred
+        return centred * (b / (b - 1))
+    if isinstance(leaf, Filled):
+        return _project(leaf.rows, v)
     if isinstance(leaf, Covariance):
         return v @ leaf.columns.T
     if isinstance(leaf, Sparse):
@@ -128,6 +161,9 @@ def lift(x: Tree, scores: Any) -> Tree:
 def _lift(leaf: Any, scores: Any) -> Any:
     if isinstance(leaf, Centred):
         return _lift(leaf.rows, scores)
+    if isinstance(leaf, Filled):
+        b = scores.shape[1]
+        return _lift(leaf.rows, scores * (b / leaf.counts.sum()))
     if isinstance(leaf, Covariance):
         stop = leaf.start + int(np.prod(leaf.shape))
         return scores[:, leaf.start : stop].reshape((-1, *leaf.shape))
@@ -156,7 +192,7 @@ def inner(x: Tree, scores: Any, lifted: Any) -> tuple[Any, Any] | None:
     leaf = leaves(x)[0]
     if isinstance(leaf, Covariance):
         return None
-    b = scores.shape[1]
+    b = count(x)
     # Scores about the batch's mean have been scaled, both of them, and their product is to be scaled once.
     return scores, lifted * ((b - 1) / b**2 if isinstance(leaf, Centred) else 1 / b)
 
@@ -165,6 +201,7 @@ def squared_norms(x: Tree) -> Any:
     """``|x_r|²`` of every row, summed over the leaves."""
 
     def one(leaf: Any) -> Any:
+        leaf = leaf.rows if isinstance(leaf, Filled) else leaf
         if not isinstance(leaf, Sparse):
             return (_matrix(leaf) ** 2).sum(1)
         ones = jnp.ones(leaf.matrix.shape[1], leaf.matrix.dtype)
@@ -183,11 +220,11 @@ def trace(x: Tree) -> Any:
     def one(leaf: Any) -> Any:
         if isinstance(leaf, Covariance):
             return np.trace(leaf.columns[leaf.start : leaf.start + int(np.prod(leaf.shape))])
+        b = count(leaf)
         if not isinstance(leaf, Centred):
-            return squared_norms(leaf).mean()
-        b = n_rows(leaf)
-        mean = column_sums(leaf.rows, jnp.full((b, 1), 1 / b, _values(leaf).dtype))
-        return (squared_norms(leaf.rows).mean() - (mean**2).sum()) * (b / (b - 1))
+            return squared_norms(leaf).sum() / b
+        mean = column_sums(leaf.rows, jnp.ones((n_rows(leaf), 1), template(leaf).dtype)) / b
+        return (squared_norms(leaf.rows).sum() / b - (mean**2).sum()) * (b / (b - 1))
 
     return _sum([one(leaf) for leaf in leaves(x)])
 
@@ -232,6 +269,7 @@ def column_sums(x: Any, weights: jax.Array) -> Any:
     """``weightsᵀ x`` for a ``(b, g)`` array of weights, as a ``(g, ...)`` leaf."""
     if isinstance(x, Sparse):
         return (x.matrix.T @ weights).T
+    x = x.rows if isinstance(x, Filled) else x
     # In full precision: a mean is subtracted later. As a product because XLA sums down columns slowly on a CPU.
     return jnp.matmul(weights.T, _matrix(x), precision="highest").reshape((-1, *x.shape[1:]))
 
@@ -242,6 +280,8 @@ def less(x: Tree, weights: jax.Array, means: Tree) -> Tree:
     def one(leaf: Any, m: Any) -> Any:
         if isinstance(leaf, Sparse):
             return Sparse(leaf.matrix, weights, m)
+        if isinstance(leaf, Filled):
+            return leaf._replace(rows=one(leaf.rows, m))
         return leaf - jnp.matmul(weights, _matrix(m), precision="highest").reshape(leaf.shape)
 
     return map_leaves(one, x, means)
@@ -257,19 +297,18 @@ def start_mean(x: Tree) -> Mean:
 
 
 def update_mean(running: Mean, x: Tree) -> Mean:
-    b = n_rows(x)
-    count = running.rows + b
+    b = count(x)
+    total = (running.rows + b).astype(running.rows.dtype)
 
     def one(leaf: Any, m: Any) -> Any:
-        ones = jnp.ones((b, 1), m.dtype)
-        return m + (column_sums(leaf, ones) - b * m) / count.astype(m.dtype)
+        ones = jnp.ones((n_rows(x), 1), m.dtype)
+        return m + (column_sums(leaf, ones) - b * m) / total.astype(m.dtype)
 
-    return Mean(map_leaves(one, x, running.mean), count)
+    return Mean(map_leaves(one, x, running.mean), total)
 
 
 def centre_by_mean(x: Tree, running: Mean) -> Tree:
-    dtype = template(leaves(x)[0]).dtype
-    return less(x, jnp.ones((n_rows(x), 1), dtype), running.mean)
+    return less(x, present(x)[:, None], running.mean)
 
 
 def split(batch: Tree, shares: tuple[int, ...]) -> list[Tree]:
@@ -278,6 +317,11 @@ def split(batch: Tree, shares: tuple[int, ...]) -> list[Tree]:
     ends = np.cumsum((0, *shares)) * b // sum(shares)
 
     def cut(leaf: Any, lo: int, hi: int) -> Any:
+        if isinstance(leaf, Filled):
+            # Parts of parts: there are as many, or a multiple.
+            each = len(leaf.counts) // len(shares)
+            at = lo * len(shares) // b
+            return Filled(leaf.rows[lo:hi], leaf.counts[at * each : (at + 1) * each])
         if not isinstance(leaf, Sparse):
             return leaf[lo:hi]
         return Sparse(leaf.matrix[lo:hi], None if leaf.weights is None else leaf.weights[lo:hi], leaf.means)
@@ -292,6 +336,7 @@ def stacked(batch: Tree, m: int) -> Tree | None:
     """The batch as ``m`` equal parts along a new first axis, without a copy; None where it cannot be cut so."""
     if n_rows(batch) % m or any(isinstance(leaf, Sparse) for leaf in leaves(batch)):
         return None
+    # What rows are filled up with is counted for each part.
     return jax.tree.map(lambda leaf: leaf.reshape((m, leaf.shape[0] // m, *leaf.shape[1:])), batch)
 
 

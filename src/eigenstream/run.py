@@ -285,6 +285,7 @@ class Run:
 
     # The loop.
 
+    @distributed.waiting_for_the_others
     def through(
         self,
         batches: Iterable[Tree] | None,
@@ -297,21 +298,6 @@ class Run:
         place: Place | None = None,
     ) -> Result:
         """Read a stream to its end, or until there is a reason to stop, and give the result."""
-        try:
-            return self._through(batches, max_epochs, max_steps, tol, verbose, callbacks, place)
-        except jax.errors.JaxRuntimeError as error:
-            raise distributed.explained(error) from error
-
-    def _through(
-        self,
-        batches: Iterable[Tree] | None,
-        max_epochs: int,
-        max_steps: int | None,
-        tol: float | None,
-        verbose: bool,
-        callbacks: Iterable[Callback],
-        place: Place | None,
-    ) -> Result:
         if max_steps is not None and not (isinstance(max_steps, int | np.integer) and max_steps >= 1):
             raise ValueError(f"max_steps={max_steps!r}: give a whole number of at least 1, or None")
         if not (isinstance(max_epochs, int | np.integer) and max_epochs >= 1):

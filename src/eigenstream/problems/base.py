@@ -77,6 +77,8 @@ class Problem:
     noiseless: bool = False
     #: ``n`` rows hold at most ``n`` components.
     rank_of_rows: bool = True
+    #: Rows of zeros that a batch is filled up with can be told from others.
+    fills: bool = False
     #: Into how many independent parts a batch is cut for ``A`` and for ``B``.
     shares: tuple[int, int] = (1, 1)
 
@@ -239,7 +241,7 @@ class Negated(Problem):
         self.problem = problem
         self.center, self.ridge = problem.center, problem.ridge
         self.shares = problem.shares
-        self.orthonormal = problem.orthonormal
+        self.orthonormal, self.fills = problem.orthonormal, problem.fills
         self.noiseless = problem.noiseless
         self.rank_of_rows = problem.rank_of_rows
 

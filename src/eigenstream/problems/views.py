@@ -21,6 +21,7 @@ class PCA(Problem):
     ridge: float = 0.0
     positive = True
     orthonormal = True
+    fills = True
 
     def __post_init__(self) -> None:
         check_options(self.center, self.ridge)
@@ -38,6 +39,7 @@ class CCA(Problem):
     views: int | None = None
     center: bool | str = True
     ridge: float = 0.0
+    fills = True
 
     def __post_init__(self) -> None:
         check_options(self.center, self.ridge)
@@ -85,6 +87,7 @@ class PLS(Problem):
     ridge: float = 0.0
     positive = True
     orthonormal = True
+    fills = True
 
     def __post_init__(self) -> None:
         check_options(self.center, self.ridge)

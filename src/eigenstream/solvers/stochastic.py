@@ -125,6 +125,12 @@ class Stochastic:
     def _optimizer(self) -> optax.GradientTransformation:
         return self.optimizer(self.learning_rate)
 
+    def parts(self, problem: Problem) -> int | None:
+        """Into how many parts a step cuts a batch that may be filled up with zeros; None where it may not."""
+        if not problem.fills:
+            return None
+        return self.shards * (sum(problem.shares) if self.independent else 1)
+
     def fewest_rows(self, problem: Problem) -> int:
         """The smallest batch a step can use."""
         return problem.fewest_rows(self.independent) * self.shards

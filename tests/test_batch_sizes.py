@@ -1,0 +1,95 @@
+"""Batches of any sizes: no row lost, none counted twice, and no program compiled for each."""
+
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+import eigenstream as es
+from eigenstream import gathering, host, rows
+from eigenstream.engines import Playing, _step
+
+RNG = np.random.default_rng(0)
+SIZES = [60, 31, 60, 7, 59, 12, 45, 83, 5, 60, 33, 58, 100, 21]
+
+
+def stream(*dims, dtype="f8"):
+    z = RNG.normal(size=(sum(SIZES), 3))
+    views = [(z @ RNG.normal(size=(3, d)) + RNG.normal(size=(len(z), d)) + 1).astype(dtype) for d in dims]
+    cuts = np.cumsum(SIZES)[:-1]
+    parts = list(zip(*(np.split(v, cuts) for v in views), strict=True))
+    return parts if len(dims) > 1 else [p for (p,) in parts]
+
+
+STREAMS = {"pca": stream(11), "cca": stream(11, 7), "pls": stream(11, 7), "multiview": stream(11, 7, 5)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "center", "independent", "shards"),
+    [
+        ("pca", True, True, 1),
+        ("cca", True, True, 2),
+        ("cca", "running", True, 1),
+        ("cca", True, False, 1),
+        ("pls", False, False, 2),
+        ("multiview", "running", False, 1),
+    ],
+)
+def test_batches_filled_up_give_what_they_gave(kind, center, independent, shards):
+    problem = getattr(es.problems, kind)(center=center, ridge=0.1)
+    solver = es.solvers.Paper(learning_rate=0.01, independent=independent, shards=shards)
+    with jax.enable_x64(True):
+        filled = es.solve(problem, STREAMS[kind], 2, solver)
+        with mock.patch.object(Playing, "_filled", lambda self, batch: batch):
+            plain = es.solve(problem, STREAMS[kind], 2, solver)
+    np.testing.assert_allclose(filled.V, plain.V, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(filled.eigenvalues, plain.eigenvalues, rtol=1e-9)
+    np.testing.assert_allclose(filled.residuals, plain.residuals, rtol=1e-8)
+
+
+def test_rows_that_are_filled_in_are_not_counted():
+    x = RNG.normal(size=(13, 4))
+    full = host.filled(x, 2, 20)
+    assert rows.n_rows(full) == 20
+    assert float(rows.count(full)) == 13
+    assert np.asarray(rows.present(full)).tolist() == [1] * 6 + [0] * 4 + [1] * 7 + [0] * 3
+    first, second = rows.split(full, (1, 1))
+    np.testing.assert_array_equal(first.rows[:6], x[:6])
+    np.testing.assert_array_equal(second.rows[:7], x[6:])
+    assert (first.counts.tolist(), second.counts.tolist()) == ([6.0], [7.0])
+
+
+def test_two_programs_serve_all_batches_up_to_the_first():
+    sizes = [64, 11, 63, 2, 30, 47, 5, 64, 17]
+    batches = [RNG.normal(size=(b, 6)).astype("f4") for b in sizes]
+    solver = es.solvers.Paper(learning_rate=0.01, independent=False)
+    before = _step._cache_size()
+    es.solve(es.problems.pca(center=False), batches, 2, solver)
+    assert _step._cache_size() - before == 2
+
+
+@pytest.mark.parametrize("kind", ["pca", "lda"])
+def test_the_game_takes_blocks_of_few_sizes(kind):
+    taken = []
+    keep = gathering.Gathering.step
+
+    def watched(self, batch):
+        taken.append(gathering.n_rows(batch))
+        keep(self, batch)
+
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(150, 500, size=30)
+    batches = [(rng.normal(size=(b, 40)) * np.r_[4, 3, np.ones(38)]).astype("f4") for b in sizes]
+    X, problem = np.concatenate(batches), es.problems.pca()
+    if kind == "lda":
+        problem = es.problems.lda(3)
+        batches = [(x, (x[:, 0] > 0) + (x[:, 1] > 0).astype(int)) for x in batches]
+    with mock.patch.object(gathering.Gathering, "step", watched), mock.patch.object(gathering, "ROOM", 0.05):
+        result = es.solve(problem, batches, 2, es.solvers.Game(extra=0))
+    assert result.n_samples_seen == sizes.sum() == len(X)
+    assert len(set(taken)) <= gathering.FEW + 4
+    assert all(size.bit_count() == 1 for size in set(taken) - set(taken[: gathering.FEW]))
+    if kind == "pca":
+        exact = es.solve(problem, [X], 2, "exact")
+        assert es.metrics.subspace_error(result.V, exact.V) < 0.01
