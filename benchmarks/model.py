@@ -6,7 +6,7 @@ Features are shared out. Computing: a line through scaling.json's times against 
 of communication.json's collectives, which do not depend on d, scaled from its k and b to these (scores by
 ``b k``, overlaps by ``k²``), as all-reduces around a ring, ``2 (G - 1)/G`` times the bytes over the bandwidth, and a
 latency for each of ``2 log₂ G`` hops of each collective. Bandwidths and latency are assumptions: 300 GB/s within 8 GPUs
-(NVLink), 40 GB/s between more (a 400 Gb/s adapter each), 10 µs. Memory: step.json's peak in bf16, by d. Writes
+(NVLink), 40 GB/s between more (a 400 Gb/s adapter each), 10 µs. Memory: step.json's peak in TF32, by d. Writes
 docs/results/scale_model.json.
 """
 
@@ -36,7 +36,7 @@ def main() -> None:
     peak = next(
         s["peak GB"] / s["d"]
         for s in json.loads((RESULTS / "step.json").read_text())["steps"]
-        if s["d"] == 1_000_448 and s["precision"] == "bf16"
+        if s["d"] == 1_000_448 and s["precision"] == "tf32"
     )
     rows = []
     for gpus in (8, 16, 32, 64, 128, 256, 512, 1024):

@@ -256,3 +256,11 @@ def test_a_far_mean_changes_nothing_in_float32(name):
 
 def test_the_library_leaves_global_settings_alone():
     assert not jax.config.jax_enable_x64
+
+
+@pytest.mark.parametrize("solver", [es.solvers.Paper, es.solvers.EckartYoung])
+def test_an_optimizer_that_makes_a_finite_direction_infinite_keeps_the_last_finite_state(solver):
+    X = np.random.default_rng(0).normal(size=(20, 5, 4)).astype("f4")
+    result = es.solve(es.problems.pca(), list(X), 2, solver(learning_rate=lambda step: 0.03 / step))
+    assert "not finite" in result.message
+    assert np.isfinite(result.V).all()

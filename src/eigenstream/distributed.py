@@ -129,7 +129,10 @@ def joined_rows(part: np.ndarray, start: int, total: int) -> np.ndarray:
         return part
     whole = np.zeros((*part.shape[:-1], total), part.dtype)
     whole[..., start : start + part.shape[-1]] = part
-    return np.sum(of_all(whole), axis=0)
+    # Where several processes have the same rows, they have the same values.
+    for other, (lo, hi) in of_all((whole, np.array([start, start + part.shape[-1]]))):
+        whole[..., lo:hi] = other[..., lo:hi]
+    return whole
 
 
 # Who is lost.
@@ -166,23 +169,29 @@ def _watch() -> None:
     """Hold a connection between process 0 and each other one, which breaks when one of them goes without a word."""
     client: Any = global_state.client
     me = jax.process_index()
+    peers: dict[socket.socket, int] = {}
     try:
         if me == 0:
-            with socket.create_server(("", 0), family=socket.AF_INET) as server:
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as server:
                 client.key_value_set(_PORT, str(server.getsockname()[1]))
                 server.settimeout(CONNECT)
-                peers = {}
-                for _ in range(count() - 1):
+                while len(peers) < count() - 1:
                     peer, _ = server.accept()
-                    peers[peer] = int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "big")
+                    peer.settimeout(CONNECT)
+                    who = int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "big")
+                    if 0 < who < count() and who not in peers.values():
+                        peers[peer] = who
         else:
             host = str(global_state.coordinator_address).rsplit(":", 1)[0].strip("[]")
             port = int(client.blocking_key_value_get(_PORT, 1000 * CONNECT))
             peer = socket.create_connection((host, port), CONNECT)
             peer.sendall(me.to_bytes(4, "big"))
-            peers = {peer: 0}
+            peers[peer] = 0
     except (OSError, jax.errors.JaxRuntimeError) as error:
         log.warning("no connection beside JAX's own (%s): a lost process is noticed by its heartbeat only", error)
+        _say(list(peers), _DONE)
         return
     for peer in peers:
         # Hosts that vanish without closing anything.
@@ -191,8 +200,27 @@ def _watch() -> None:
                 peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer.settimeout(None)
-    atexit.register(_say, list(peers), _DONE)
+    _part_in_words(peers)
     threading.Thread(target=_listen, args=(peers,), daemon=True, name="eigenstream-watch").start()
+
+
+def _part_in_words(peers: dict[socket.socket, int]) -> None:
+    """At the end of this process say that it is done; if an error ends it, break the connections at once."""
+    usual, failed = sys.excepthook, []
+
+    def hook(*error: Any) -> None:
+        failed.append(True)
+        usual(*error)
+
+    def part() -> None:
+        if not failed:
+            _say(list(peers), _DONE)
+        for peer in peers if failed else ():
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+
+    sys.excepthook = hook
+    atexit.register(part)
 
 
 def _say(peers: list[socket.socket], word: int) -> None:
@@ -216,6 +244,6 @@ def _listen(peers: dict[socket.socket, int]) -> None:
                 if word == _DONE:
                     selector.unregister(one)
                     continue
-                if jax.process_index() == 0:
+                if peers[one] != 0:
                     _say([other for other in peers if other is not one], word)
                 lost(word)

@@ -214,8 +214,9 @@ class Playing:
         return host.filled(batch, parts, -(-wanted // parts) * parts)
 
     def _summarise(self, near: Tree, total: int) -> None:
-        """Take rows into the means that an estimator asks for; those that every process has, by one of them."""
-        if self.sums is not None and (rows.n_rows(near) < total or distributed.is_first()):
+        """Take rows into the means that an estimator asks for; those that several processes have, by one of them."""
+        mine = self.place.speaks_for_its_rows if rows.n_rows(near) < total else distributed.is_first()
+        if self.sums is not None and mine:
             self.sums = self.problem.summarise(self.sums, near)
 
     def _near(self, batch: Tree) -> Tree:
@@ -322,4 +323,6 @@ def _like(fresh: Any, saved: np.ndarray | None) -> Any:
         return fresh
     if isinstance(fresh, int | float) and np.ndim(fresh) == 0:
         return saved.item()
+    if saved.ndim != np.ndim(fresh) or any(a < b for a, b in zip(saved.shape, np.shape(fresh), strict=True)):
+        raise ValueError("the checkpoint was written by another version: start the run anew")
     return saved[tuple(slice(n) for n in np.shape(fresh))]

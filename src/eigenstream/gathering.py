@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
 from eigenstream import host, rows, trees
 from eigenstream.engines import NOISELESS, Playing
@@ -103,7 +104,7 @@ class Gathering(Playing):
         near = self.problem.with_features(near, tame)
         if total > rows.n_rows(near):
             # Parts of several batches do not make parts of one that are as large as one another.
-            return self.place.batch(near, start, total) if total >= self.least else None
+            return [self.place.batch(near, start, total)] if total >= self.least else None
         self._queue.append(near if _on_device(near) else host.owned(near, batch))
         # A power of two of batches, so that streams of even batches compile a few programs only.
         most = FIRST_BLOCK if self._first is not None else min(self._left, BLOCK)
@@ -136,28 +137,35 @@ class Gathering(Playing):
         """Rows before a checkpoint are all learned."""
         return batch
 
-    def _taken(self) -> Tree:
-        """What waits, or so much of it that blocks are of a few sizes: each is another program."""
+    def _taken(self) -> list[Tree]:
+        """What waits, in blocks of few sizes: each is another program."""
         taken, self._queue = host.join(*self._queue), []
-        b = rows.n_rows(taken)
-        if b not in self._sizes and len(self._sizes) >= FEW and not _on_device(taken):
-            size = 1 << (b.bit_length() - 1)
-            taken, *rest = host.pieces(taken, max(size, self.least))
-            self._queue = [host.join(*rest)] if rest else []
-        self._sizes.add(rows.n_rows(taken))
-        batch = self.place.batch(taken, for_good=True)
-        jax.block_until_ready(batch)
-        return batch
+        b, start, blocks = rows.n_rows(taken), 0, []
+        if b in self._sizes or len(self._sizes) < FEW or _on_device(taken):
+            sizes = [b]
+            self._sizes.add(b)
+        else:
+            # Powers of two; what is left over of them is too little for a block of its own.
+            sizes = [1 << i for i in reversed(range(b.bit_length())) if b >> i & 1 and 1 << i >= self.least]
+            sizes[-1] += b - sum(sizes)
+        for size in sizes:
+            part = jax.tree.map(lambda x, at=start, n=size: x[at : at + n], taken, is_leaf=scipy.sparse.issparse)
+            blocks.append(self.place.batch(part, for_good=True))
+            start += size
+        jax.block_until_ready(blocks)
+        return blocks
 
-    def step(self, batch: Tree) -> None:
+    def step(self, batch: Any) -> None:
         if self.problem.noiseless:
             super().step(batch)
-        elif self._first is not None:
-            self._keep(batch)
+            return
+        for block in batch:
+            if self._first is None:
+                self._learn(_gather, block)
+                continue
+            self._keep(block)
             if self._weight > ROOM * _bytes(self.state):
                 self._open()
-        else:
-            self._learn(_gather, batch)
 
     def _run(self, f: Any, *more: Any) -> None:
         self.state = self.place.run(f, self.solver, self.problem, self.state, *more)
@@ -237,11 +245,11 @@ class Gathering(Playing):
 
     def settle(self) -> None:
         """Learn the rows that wait."""
-        while self._queue and self._waiting() >= self.least:
+        for block in self._taken() if self._queue and self._waiting() >= self.least else ():
             if self._first is None:
-                self._run(_gather, self._taken())
+                self._run(_gather, block)
             else:
-                self._keep(self._taken())
+                self._keep(block)
         if self._first:
             self._solve()
         elif not self.problem.noiseless and float(self.state.gathered.rows) > 0:

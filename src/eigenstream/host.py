@@ -121,7 +121,7 @@ def filled(batch: Tree, parts: int, capacity: int) -> Tree:
         out = np.zeros((capacity, *leaf.shape[1:]), leaf.dtype)
         for i, (lo, hi) in enumerate(itertools.pairwise(ends)):
             out[i * each : i * each + hi - lo] = leaf[lo:hi]
-        return Filled(out, np.diff(ends).astype(leaf.dtype))
+        return Filled(out, np.diff(ends).astype(np.int32))
 
     return jax.tree.map(one, batch)
 

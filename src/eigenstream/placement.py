@@ -65,6 +65,10 @@ def make_mesh(given: Any) -> Mesh | None:
     if isinstance(given, Mesh):
         if set(given.axis_names) != set(AXES):
             raise ValueError(f"mesh has the axes {given.axis_names}: give one with both axes, 'data' and 'feature'")
+        if given.devices.size < len(jax.devices()) and distributed.count() > 1:
+            raise ValueError(
+                f"mesh is of {given.devices.size} devices, and there are {len(jax.devices())}: use them all"
+            )
         # Its devices and axes, which the compiler is to share out over by itself.
         return Mesh(given.devices, given.axis_names)
     devices = jax.devices()
@@ -111,14 +115,31 @@ class Placement:
         return self.mesh is not None and distributed.count() > 1 and self.mesh.shape["data"] > 1
 
     def share(self, total: int) -> tuple[int, int]:
-        """Which rows of a batch this process is to read; all, where some process would have none."""
+        """Which rows of a batch this process is to read; all, where some process would have none or rows far apart."""
         assert self.mesh is not None
-        axis, me = self.mesh.axis_names.index("data"), jax.process_index()
-        here = {index[axis] for index, device in np.ndenumerate(self.mesh.devices) if device.process_index == me}
+        held = self._held()
+        here = held[jax.process_index()]
         size = -(-total // self.mesh.shape["data"])
-        if (self.mesh.shape["data"] - 1) * size >= total or max(here) - min(here) + 1 > len(here):
+        apart = any(max(those) - min(those) + 1 > len(those) for those in held.values())
+        if (self.mesh.shape["data"] - 1) * size >= total or apart:
             return 0, total
         return min(here) * size, min((max(here) + 1) * size, total)
+
+    def _held(self) -> dict[int, set[int]]:
+        """The places along ``data`` of every process."""
+        assert self.mesh is not None
+        axis = self.mesh.axis_names.index("data")
+        held: dict[int, set[int]] = {}
+        for index, device in np.ndenumerate(self.mesh.devices):
+            held.setdefault(device.process_index, set()).add(index[axis])
+        return held
+
+    @property
+    def speaks_for_its_rows(self) -> bool:
+        """Whether this is the first of the processes that hold the same rows as it."""
+        held = {0: {0}} if self.mesh is None else self._held()
+        me = jax.process_index()
+        return min(process for process, those in held.items() if those == held[me]) == me
 
     def batch(self, batch: Tree, start: int = 0, total: int | None = None, **how: Any) -> Tree:
         """Host rows on the devices, as `eigenstream.host.to_device` puts them on one.

@@ -78,6 +78,8 @@ class Interrupts:
             self._waiting = True
             return end if self.asked else next(iterator, end)
         except KeyboardInterrupt:
+            if not self._alone:
+                raise
             self.heard = self.asked = True
             return end
         finally:

@@ -106,7 +106,8 @@ def count(x: Tree) -> Any:
     """The number of rows that count."""
     leaf = leaves(x)[0]
     leaf = leaf.rows if isinstance(leaf, Centred) else leaf
-    return leaf.counts.sum() if isinstance(leaf, Filled) else n_rows(x)
+    # As a number of the rows' own kind: whole ones would be divided in another.
+    return leaf.counts.sum().astype(template(leaf).dtype) if isinstance(leaf, Filled) else n_rows(x)
 
 
 def present(x: Tree) -> jax.Array:
@@ -163,7 +164,7 @@ def _lift(leaf: Any, scores: Any) -> Any:
         return _lift(leaf.rows, scores)
     if isinstance(leaf, Filled):
         b = scores.shape[1]
-        return _lift(leaf.rows, scores * (b / leaf.counts.sum()))
+        return _lift(leaf.rows, scores * (b / count(leaf)))
     if isinstance(leaf, Covariance):
         stop = leaf.start + int(np.prod(leaf.shape))
         return scores[:, leaf.start : stop].reshape((-1, *leaf.shape))
@@ -298,7 +299,7 @@ def start_mean(x: Tree) -> Mean:
 
 def update_mean(running: Mean, x: Tree) -> Mean:
     b = count(x)
-    total = (running.rows + b).astype(running.rows.dtype)
+    total = running.rows + jnp.asarray(b, running.rows.dtype)
 
     def one(leaf: Any, m: Any) -> Any:
         ones = jnp.ones((n_rows(x), 1), m.dtype)

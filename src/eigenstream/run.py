@@ -385,9 +385,10 @@ class Run:
 
     def _revisit(self, raw: Tree) -> None:
         """A batch that was learned from before a checkpoint."""
-        batch = self.problem.accept(raw.rows if isinstance(raw, host.Part) else raw)
-        self.engine.remember(batch)
-        self._keep(batch)
+        if not isinstance(raw, host.Part):
+            batch = self.problem.accept(raw)
+            self.engine.remember(batch)
+            self._keep(batch)
 
     def _judge(self, record: dict[str, Any], watch: Watch) -> None:
         """Whether this look is the last."""
@@ -401,7 +402,8 @@ class Run:
                 what = "the estimated shortfall" if isinstance(self.engine, Gathering) else "every residual"
                 self.stopped = f"{what} is below tol={watch.tol:g} after {self.steps} steps"
         answers = [callback(record) for callback in watch.callbacks]
-        if True in answers and not self.stopped:
+        (asked,) = distributed.agreed(True in answers)
+        if asked and not self.stopped:
             self.stopped = f"stopped by a callback after {self.n} rows"
 
     # What a checkpoint holds beside the solver's arrays.

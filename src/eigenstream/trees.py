@@ -48,6 +48,11 @@ def dot(U: Tree, V: Tree) -> Any:
     return sum(jax.tree.leaves(parts)[1:], start=jax.tree.leaves(parts)[0])
 
 
+def sums(V: Tree) -> list[Any]:
+    """The sum of all numbers of each leaf."""
+    return [leaf.sum() for leaf in jax.tree.leaves(V)]
+
+
 def norms(V: Tree) -> Any:
     """Euclidean norms of the players, shape (k,)."""
     return dot(V, V) ** 0.5

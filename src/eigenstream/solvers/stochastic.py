@@ -165,7 +165,9 @@ class Stochastic:
         failed = state.failed | ~_finite((trees.norms(ascent), batch_grams))
 
         change, optimizer = self._optimizer().update(trees.scale(-1, ascent), state.optimizer, V)
-        change = jax.tree.map(lambda c: jnp.where(failed, 0, c), change)
+        # An optimizer may make more of a finite direction: what is not finite of a change is none, and shows.
+        shows = ~jnp.isfinite(jnp.stack(trees.sums(change))).all()
+        change = jax.tree.map(lambda c: jnp.where(failed | ~jnp.isfinite(c), 0, c), change)
         moved, well = self.retract(optax.apply_updates(V, change), failed)
         if well is not True:
             moved, failed = _unless(~well, V, moved), failed | ~well
@@ -174,7 +176,7 @@ class Stochastic:
         grams = jax.tree.map(lambda G, g: G + weight * (g - G), state.grams, batch_grams)
         aux = self.update_aux(problem, state._replace(grams=grams), BV)
         new = state._replace(aux=aux, optimizer=optimizer, memory=memory, grams=grams, step=state.step + 1)
-        new = _unless(failed, state, new)._replace(V=moved, failed=failed)
+        new = _unless(failed, state, new)._replace(V=moved, failed=failed | shows)
         return new, self._info(V, AV, BV, new.grams, shift)
 
     def _keeps_grams(self, problem: Problem) -> bool:
