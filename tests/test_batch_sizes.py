@@ -94,3 +94,12 @@ def test_the_game_takes_blocks_of_few_sizes(kind):
     if kind == "pca":
         exact = es.solve(problem, [X], 2, "exact")
         assert es.metrics.subspace_error(result.V, exact.V) < 0.01
+
+
+def test_the_game_keeps_checkpoints_of_such_a_stream(tmp_path):
+    rng = np.random.default_rng(0)
+    batches = [rng.normal(size=(b, 40)).astype("f4") for b in rng.integers(150, 400, size=30)]
+    with mock.patch.object(gathering, "ROOM", 0.05):
+        result = es.solve(es.problems.pca(), batches, 2, "game", folder=tmp_path, checkpoint_every=0)
+    steps = [int(path.name) for path in (tmp_path / "checkpoints").glob("[0-9]*")]
+    assert max(steps) > result.n_iter - 5

@@ -9,12 +9,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import eigenstream as es
+from eigenstream import distributed
+from eigenstream.placement import Placement
 
+# Processes that start and compile: not for every commit.
+slow = pytest.mark.slow
 WORKER = Path(__file__).parent / "on_two_processes.py"
 COMMAND = [sys.executable, "-c", "from eigenstream.cli import main; main()"]
 
@@ -62,6 +68,40 @@ def folder(tmp_path_factory):
     return folder
 
 
+def test_rows_that_several_processes_have_come_in_once():
+    values = np.arange(10.0).reshape(2, 5)
+    first, second = (np.where((np.arange(5) < 2) == head, values, 0) for head in (True, False))
+    all_of_them = [(first, (0, 2)), (first, (0, 2)), (second, (2, 5)), (second, (2, 5))]
+    with mock.patch.object(distributed, "of_all", return_value=all_of_them):
+        np.testing.assert_array_equal(distributed.joined_rows(values[:, :2], 0, 5), values)
+    assert distributed.joined_rows(values, 0, 5) is values
+
+
+@pytest.mark.parametrize(
+    ("owners", "shares", "speakers"),
+    [
+        ([[0, 1], [2, 3]], [(0, 3), (0, 3), (3, 5), (3, 5)], [0, 2]),
+        ([[0, 0], [1, 1]], [(0, 3), (3, 5)], [0, 1]),
+        ([[0], [1], [1], [0]], [(0, 5), (0, 5)], [0, 1]),
+        ([[0], [0], [1], [1]], [(0, 5), (0, 5)], [0, 1]),
+    ],
+)
+def test_processes_agree_on_who_reads_what(owners, shares, speakers):
+    devices = np.vectorize(lambda p: SimpleNamespace(process_index=p))(np.array(owners))
+    mesh = SimpleNamespace(devices=devices, axis_names=("data", "feature"), shape={"data": len(owners)})
+    place = Placement(mesh)
+    found, speaking = [], []
+    for process in range(len(shares)):
+        with mock.patch("jax.process_index", return_value=process):
+            found.append(place.share(5))
+            speaking += [process] * place.speaks_for_its_rows
+    assert found == shares
+    assert speaking == speakers
+    # Too few for every place: all read them.
+    assert place.share(1) == (0, 1)
+
+
+@slow
 def test_two_processes_give_what_one_gives_and_read_their_own_rows(folder):
     finished(*start(sys.executable, str(WORKER), str(folder), "solve", port=free_port()))
     done = subprocess.run([sys.executable, str(WORKER), str(folder), "solve"], env=environment(devices=1))
@@ -78,7 +118,7 @@ def test_two_processes_give_what_one_gives_and_read_their_own_rows(folder):
     assert first["read"] + second["read"] >= 1013
 
 
-@pytest.mark.slow
+@slow
 def test_two_processes_play_one_accelerated_game(folder):
     finished(*start(sys.executable, str(WORKER), str(folder), "game", port=free_port()))
     done = subprocess.run([sys.executable, str(WORKER), str(folder), "game"], env=environment(devices=1))
@@ -88,6 +128,7 @@ def test_two_processes_play_one_accelerated_game(folder):
     np.testing.assert_allclose(first, alone, rtol=1e-6, atol=1e-7)
 
 
+@slow
 def test_one_process_goes_on_where_two_stopped(folder):
     finished(*start(sys.executable, str(WORKER), str(folder), "cca paper", port=free_port()))
     assert any((folder / "run" / "checkpoints").glob("40/state/ocdbt.process_1")), "written by both"
@@ -97,7 +138,7 @@ def test_one_process_goes_on_where_two_stopped(folder):
     np.testing.assert_allclose(resumed, alone, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_lost_process_ends_the_job_with_its_name_and_the_job_goes_on(folder, tmp_path, victim):
     rng = np.random.default_rng(1)
@@ -127,7 +168,7 @@ def test_a_lost_process_ends_the_job_with_its_name_and_the_job_goes_on(folder, t
     assert json.loads(finished.stdout)["rows"] == 40 * 20_000
 
 
-@pytest.mark.slow
+@slow
 def test_the_page_works_as_it_stands(tmp_path):
     page = (Path(__file__).parent.parent / "docs" / "many_hosts.md").read_text()
     make, first, second, resume = re.findall(r"```sh\n(.*?)```", page, re.S)
