@@ -41,6 +41,7 @@ bench: $(STAMP)  ## cost as the work grows, and against peers; results under doc
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/acceleration.py
+	$(BIN)/python benchmarks/communication.py
 
 soak: $(STAMP)  ## SIGKILL at twenty random moments, resume, compare bits; the outcome under docs/results/
 	$(BIN)/python benchmarks/kills.py
