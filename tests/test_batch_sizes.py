@@ -60,6 +60,15 @@ def test_rows_that_are_filled_in_are_not_counted():
     assert (first.counts.tolist(), second.counts.tolist()) == ([6], [7])
 
 
+@pytest.mark.parametrize(
+    ("n", "least", "sizes"), [(300, 1, [256, 32, 8, 4]), (300, 6, [256, 32, 12]), (6, 6, [6]), (7, 6, [7]), (1, 1, [1])]
+)
+def test_blocks_of_powers_of_two_lose_no_row(n, least, sizes):
+    assert host.in_powers_of_two(n, least) == sizes
+    x = np.arange(n)
+    np.testing.assert_array_equal(np.concatenate(list(host.cut(x, sizes))), x)
+
+
 def test_two_programs_serve_all_batches_up_to_the_first():
     sizes = [64, 11, 63, 2, 30, 47, 5, 64, 17]
     batches = [RNG.normal(size=(b, 6)).astype("f4") for b in sizes]

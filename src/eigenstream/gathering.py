@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 
 from eigenstream import host, rows, trees
 from eigenstream.engines import NOISELESS, Playing
@@ -140,18 +139,11 @@ class Gathering(Playing):
     def _taken(self) -> list[Tree]:
         """What waits, in blocks of few sizes: each is another program."""
         taken, self._queue = host.join(*self._queue), []
-        b, start, blocks = rows.n_rows(taken), 0, []
-        if b in self._sizes or len(self._sizes) < FEW or _on_device(taken):
-            sizes = [b]
+        b = rows.n_rows(taken)
+        if len(self._sizes) < FEW or _on_device(taken):
             self._sizes.add(b)
-        else:
-            # Powers of two; what is left over of them is too little for a block of its own.
-            sizes = [1 << i for i in reversed(range(b.bit_length())) if b >> i & 1 and 1 << i >= self.least]
-            sizes[-1] += b - sum(sizes)
-        for size in sizes:
-            part = jax.tree.map(lambda x, at=start, n=size: x[at : at + n], taken, is_leaf=scipy.sparse.issparse)
-            blocks.append(self.place.batch(part, for_good=True))
-            start += size
+        parts = host.cut(taken, [b] if b in self._sizes else host.in_powers_of_two(b, self.least))
+        blocks = [self.place.batch(part, for_good=True) for part in parts]
         jax.block_until_ready(blocks)
         return blocks
 

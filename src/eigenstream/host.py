@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -126,10 +126,22 @@ def filled(batch: Tree, parts: int, capacity: int) -> Tree:
     return jax.tree.map(one, batch)
 
 
+def cut(batch: Tree, sizes: Iterable[int]) -> Iterator[Tree]:
+    """Consecutive parts of a host batch, of so many rows each."""
+    for lo, hi in itertools.pairwise(itertools.accumulate(sizes, initial=0)):
+        yield jax.tree.map(lambda leaf, lo=lo, hi=hi: leaf[lo:hi], batch, is_leaf=scipy.sparse.issparse)
+
+
 def pieces(batch: Tree, size: int) -> Iterator[Tree]:
     """A host batch cut into consecutive ones of at most ``size`` rows."""
-    for lo in range(0, n_rows(batch), size):
-        yield jax.tree.map(lambda leaf, lo=lo: leaf[lo : lo + size], batch, is_leaf=scipy.sparse.issparse)
+    return cut(batch, itertools.repeat(size, -(-n_rows(batch) // size)))
+
+
+def in_powers_of_two(n: int, least: int) -> list[int]:
+    """Sizes of parts of ``n`` rows, powers of two of at least ``least``; the last takes what is left over."""
+    sizes = [1 << i for i in reversed(range(n.bit_length())) if n >> i & 1 and 1 << i >= least] or [0]
+    sizes[-1] += n - sum(sizes)
+    return sizes
 
 
 def last(batch: Tree, count: int) -> Tree:
