@@ -122,9 +122,7 @@ def main(what):
         dtype = np.float64 if what == "float64" else np.float32
         jax.config.update("jax_enable_x64", dtype == np.float64)
         solvers = {"paper": es.solvers.Paper(learning_rate=0.02), "game": es.solvers.Game(extra=3)}
-        # In float32, which takes as long, some problems and both axes at once.
-        names, meshes = (problems(dtype), MESHES) if what == "float64" else (("cca", "lda", "laplacian"), MESHES[2:])
-        cases = [(name, "paper", meshes) for name in names]
+        cases = [(name, "paper", MESHES) for name in problems(dtype)]
         # The game compiles several programs a mesh.
         cases += [(name, "game", MESHES[-1:]) for name in ("cca", "laplacian") if what == "float64"]
         for name, label, meshes in cases:
