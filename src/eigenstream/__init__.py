@@ -16,8 +16,8 @@ from eigenstream.estimators import (
     permutation_test,
 )
 from eigenstream.result import Result
-from eigenstream.run import solve
 from eigenstream.solvers.generalized import eigh
+from eigenstream.solving import solve
 
 __all__ = [
     "CCA",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import sys
 import traceback
 import warnings
@@ -18,8 +17,8 @@ import numpy as np
 import typer
 
 from eigenstream import distributed as processes
-from eigenstream import estimators, models, streams
-from eigenstream.checkpoint import plain, write_atomically
+from eigenstream import estimators, folders, models, streams
+from eigenstream.checkpoint import plain
 from eigenstream.models import OPTIMIZERS
 from eigenstream.solvers.choice import SOLVERS
 from eigenstream.streams.batching import edges
@@ -155,7 +154,7 @@ def fit(
         "nodes": nodes,
         "settings": plain({name: value for name, value in settings.items() if name not in ("verbose", "mesh")}),
     }
-    finished = _claim(out, started, resume, overwrite)
+    finished = folders.claim(out, started, resume, overwrite)
     if not finished:
         rows = estimator.batch_size
         stream: Any = (
@@ -172,7 +171,7 @@ def fit(
         except ValueError:
             # A mistake, to be mended and tried again: what would make the next try look like a second is removed.
             if not any((out / "checkpoints").glob("[0-9]*")):
-                _clear(out)
+                folders.clear(out)
             raise
         models.save(estimator, out, run=started)
         for name in ("labels_", "embedding_"):
@@ -228,34 +227,6 @@ def _solver(name: str, options: list[str]) -> Any:
 def _described(path: str) -> dict[str, Any]:
     source = streams.open_source(path)
     return {"path": path, "shape": [int(n) for n in source.shape], "dtype": str(source.dtype)}
-
-
-def _claim(out: Path, started: dict[str, Any], resume: bool, overwrite: bool) -> bool:
-    """Make ``out`` ready for this run; True if it holds this very run, finished."""
-    path = out / "config.json"
-    if overwrite:
-        _clear(out)
-    processes.wait("cleared")
-    before = json.loads(path.read_text()) if path.exists() else None
-    processes.wait("read")
-    if before is not None and not resume:
-        raise ValueError(f"{out} holds a run: give --resume to go on with it, --overwrite, or another --out")
-    if before is not None and before.get("run") != started:
-        differ = [key for key in started if before.get("run", {}).get(key) != started[key]]
-        raise ValueError(f"{out} holds a run with other {', '.join(differ)}: resume with the same, or another --out")
-    if before is not None and "learned" in before:
-        # An interrupted run has a model too, but is not at its end.
-        return not before["learned"]["message_"].startswith("interrupted")
-    write_atomically(path, (json.dumps({"run": started}, indent=1) + "\n").encode())
-    return False
-
-
-def _clear(out: Path) -> None:
-    if not processes.is_first():
-        return
-    for name in ("checkpoints", "metrics.jsonl", "model.safetensors", "config.json"):
-        old = out / name
-        shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
 
 
 def _summary(problem: Kind, estimator: Any, out: Path) -> dict[str, Any]:

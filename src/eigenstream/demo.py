@@ -13,7 +13,7 @@ from rich.table import Table
 
 from eigenstream import datasets, metrics, problems, report, solvers
 from eigenstream.result import Result
-from eigenstream.run import solve
+from eigenstream.solving import solve
 
 
 def demo(out: Path, epochs: int) -> None:
