@@ -1,10 +1,21 @@
+import gc
+
 import jax
 import pytest
 
 
 def quick(values, *fast):
     """Parameters of which only those named run in `make check`."""
-    return [v if v in fast else pytest.param(v, marks=pytest.mark.slow) for v in values]
+    several = [v if isinstance(v, tuple) else (v,) for v in values]
+    return [v if v in fast else pytest.param(*s, marks=pytest.mark.slow) for v, s in zip(values, several, strict=True)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_programs():
+    """Let a module's programs go: each maps memory of its own, and a process may hold only so many maps."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 import scipy.linalg
 
 import eigenstream as es
+from conftest import quick
 from eigenstream import gathering, trees
 from eigenstream.outliers import Outliers
 from eigenstream.run import Run
@@ -144,33 +145,39 @@ def game_on_power():
     return es.solve(es.problems.cca(), batched(POWER), k=4, solver="game")
 
 
+@pytest.mark.slow
 def test_one_pass_captures_the_correlations(game_on_power):
     assert captured(POWER, game_on_power.V, 4) > 0.985
 
 
+@pytest.mark.slow
 def test_no_other_streaming_solver_captures_as_much(game_on_power):
     best = captured(POWER, game_on_power.V, 4)
     for other in (es.solvers.Paper(learning_rate=0.1), es.solvers.EckartYoung(learning_rate=0.01)):
         assert captured(POWER, es.solve(es.problems.cca(), batched(POWER), k=4, solver=other).V, 4) < best
 
 
+@pytest.mark.slow
 def test_scaling_the_views_changes_nothing(game_on_power):
     scaled = [POWER[0] * np.float32(1e3), POWER[1] * np.float32(1e-3)]
     result = es.solve(es.problems.cca(), batched(scaled), k=4, solver="game")
     assert abs(captured(scaled, result.V, 4) - captured(POWER, game_on_power.V, 4)) < 3e-3
 
 
+@pytest.mark.slow
 def test_the_size_of_batches_hardly_matters(game_on_power):
     for size in (20, 500):
         result = es.solve(es.problems.cca(), batched(POWER, size), k=4, solver="game")
         assert abs(captured(POWER, result.V, 4) - captured(POWER, game_on_power.V, 4)) < 1e-2
 
 
+@pytest.mark.slow
 def test_more_passes_are_not_worse(game_on_power):
     twice = es.solve(es.problems.cca(), batched(POWER), k=4, solver="game", max_epochs=2)
     assert captured(POWER, twice.V, 4) > captured(POWER, game_on_power.V, 4)
 
 
+@pytest.mark.slow
 def test_multiview_and_pls_and_lda_reach_the_exact_answer():
     rng = np.random.default_rng(3)
     z = rng.normal(size=(6000, 2))
@@ -187,6 +194,7 @@ def test_multiview_and_pls_and_lda_reach_the_exact_answer():
     assert es.metrics.subspace_error(game.V, exact.V) < 0.05
 
 
+@pytest.mark.slow
 def test_ica_finds_the_least_gaussian_direction():
     rng = np.random.default_rng(0)
     S = np.c_[rng.uniform(-1, 1, 9000) * 3, rng.normal(size=(9000, 4))].astype("f4")
@@ -194,6 +202,7 @@ def test_ica_finds_the_least_gaussian_direction():
     assert abs(game.V[0, 0]) / np.linalg.norm(game.V) > 0.98
 
 
+@pytest.mark.slow
 def test_given_matrices_are_solved_to_rounding():
     A = np.diag(np.linspace(1, 9, 300)).astype("f4")
     B = np.diag(np.linspace(1, 2, 300)).astype("f4")
@@ -215,6 +224,7 @@ def block_model(n, blocks, within, between):
     return edges, np.bincount(np.r_[i, j], minlength=n).astype(float)
 
 
+@pytest.mark.slow
 def test_blocks_of_a_graph_are_found_in_its_edges():
     edges, degrees = block_model(300, 3, 0.3, 0.02)
     problem = es.problems.laplacian(n_nodes=300)
@@ -227,6 +237,7 @@ def test_blocks_of_a_graph_are_found_in_its_edges():
 # What it knows.
 
 
+@pytest.mark.slow
 def test_it_says_whether_it_has_converged(game_on_power):
     wide = planted(4000, (400, 300), power_law, np.linspace(0.95, 0.5, 8))
     few = es.solve(es.problems.cca(), batched(wide), k=4, solver="game")
@@ -235,6 +246,7 @@ def test_it_says_whether_it_has_converged(game_on_power):
     assert "more rows like these would do" in few.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [150, 800])
 def test_a_stream_that_fits_beside_the_players_is_solved_like_exact(n):
     views = [v[:n] for v in POWER]
@@ -246,6 +258,7 @@ def test_a_stream_that_fits_beside_the_players_is_solved_like_exact(n):
     assert "all rows were kept" in game.message
 
 
+@pytest.mark.slow
 def test_the_first_rows_give_a_better_start_than_none():
     """Short of the rows that fit, and past them: what moves on kept rows are for."""
     views = [v[:4000] for v in POWER]
@@ -255,6 +268,7 @@ def test_the_first_rows_give_a_better_start_than_none():
     assert 1 - captured(views, with_them.V, 4) < 0.5 * (1 - captured(views, without.V, 4))
 
 
+@pytest.mark.slow
 def test_a_tolerance_does_not_stop_players_that_have_not_moved():
     X = np.random.default_rng(0).normal(size=(6000, 400)) / np.arange(1, 401) ** 0.5
     result = es.solve(es.problems.pca(), np.split(X, 60), 2, "game", half_life=5000, tol=0.05)
@@ -262,12 +276,14 @@ def test_a_tolerance_does_not_stop_players_that_have_not_moved():
     assert es.metrics.subspace_error(result.V, exact.V) < 0.2
 
 
+@pytest.mark.slow
 def test_one_batch_larger_than_what_is_kept_is_known_to_be_solved():
     result = es.solve(es.problems.cca(), [tuple(POWER)], 4, "game")
     assert result.converged
     assert captured(POWER, result.V, 4) > 0.99
 
 
+@pytest.mark.slow
 def test_the_opening_stops_where_the_judges_see_noise_fitted():
     """Three of four players have nothing to find in few rows of 700 dimensions."""
     views = planted(6000, (400, 300), power_law, [0.95])
@@ -287,12 +303,14 @@ def test_the_opening_stops_where_the_judges_see_noise_fitted():
             assert sum(moves) == gathering.OPENING
 
 
+@pytest.mark.slow
 def test_rows_that_come_again_are_not_held_out():
     twice, thrice = (es.solve(es.problems.cca(), batched(POWER), 2, "game", max_epochs=e) for e in (2, 3))
     assert int(thrice.state.moves) > int(twice.state.moves)
     np.testing.assert_array_equal(thrice.state.held.a, twice.state.held.a)
 
 
+@pytest.mark.slow
 def test_judges_of_the_opening_are_not_learned_twice():
     """A sketch that learned no rows would halve what it has measured."""
     waiting = []
@@ -308,6 +326,7 @@ def test_judges_of_the_opening_are_not_learned_twice():
     assert min(waiting) > 0
 
 
+@pytest.mark.slow
 def test_rows_are_new_again_after_a_fit_of_several_passes():
     model = es.CCA(2, solver="game", max_epochs=2).fit(*POWER)
     before = float(model._run.engine.state.held.batches)
@@ -334,6 +353,7 @@ def test_rows_that_follow_another_law_start_the_players_anew():
     assert captured(later, result.V, 4) > 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.0, 6.0])
 def test_one_odd_last_row_does_not_undo_the_rest(factor):
     last = tuple(factor * v[:1] for v in POWER)
@@ -362,6 +382,7 @@ def test_passes_over_rows_that_are_kept_add_nothing():
     assert len(thrice.history) == 1
 
 
+@pytest.mark.slow
 def test_sketches_go_on_learning_with_a_half_life():
     def updates(rows):
         stream = batched([v[:rows] for v in POWER])
@@ -371,12 +392,14 @@ def test_sketches_go_on_learning_with_a_half_life():
     assert updates(12000) > updates(6000) + 4
 
 
+@pytest.mark.slow
 def test_a_batch_of_many_half_lives_is_learned():
     stream = [tuple(v[i : i + 3000] for v in POWER) for i in range(0, 12000, 3000)]
     result = es.solve(es.problems.cca(), stream, k=2, solver="game", half_life=20)
     assert int(result.state.refused) == 0
 
 
+@pytest.mark.slow
 def test_small_eigenvalues_of_a_graph_are_found_without_keeping_its_edges():
     """Of a Laplacian's negative: noise in the denominator must not raise what is negative."""
     stream, degrees = block_model(1000, 4, 0.1, 0.01)
@@ -387,6 +410,7 @@ def test_small_eigenvalues_of_a_graph_are_found_without_keeping_its_edges():
     assert es.metrics.subspace_error(game.V, exact.V, np.diag(degrees)) < 0.02
 
 
+@pytest.mark.slow
 def test_nodes_of_large_number_are_no_outliers():
     """Edges in the order of their nodes: numbers grow by far more than rows may."""
     n = 3000
@@ -398,12 +422,14 @@ def test_nodes_of_large_number_are_no_outliers():
     assert abs(result.eigenvalues[0]) < 1e-3
 
 
+@pytest.mark.slow
 def test_heldout_eigenvalues_are_near_the_population_s(game_on_power):
     truth = np.linspace(0.95, 0.5, 8)[:4]
     assert (np.abs(game_on_power.heldout - truth) < 4 * game_on_power.heldout_error + 0.05).all()
     assert (game_on_power.heldout_error > 0).all()
 
 
+@pytest.mark.slow
 def test_standard_errors_of_heldout_eigenvalues_are_those_of_repeated_streams():
     rng = np.random.default_rng(0)
 
@@ -426,6 +452,7 @@ def test_eigenvalues_that_cannot_be_told_apart_are_named():
     assert knowing.clusters(np.array([3.0, 2.0, 1.0]), np.zeros(3)) == []
 
 
+@pytest.mark.slow
 def test_tol_stops_a_run_that_has_converged():
     result = es.solve(es.problems.cca(), batched(POWER), k=4, solver="game", max_epochs=5, tol=0.02)
     assert result.converged
@@ -436,6 +463,7 @@ def test_tol_stops_a_run_that_has_converged():
 # Drift and safety.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["game", "exact"])
 def test_a_half_life_follows_a_rotating_covariance(solver):
     rng = np.random.default_rng(0)
@@ -454,6 +482,7 @@ def test_a_half_life_follows_a_rotating_covariance(solver):
     assert cosine(None) < 0.9
 
 
+@pytest.mark.slow
 def test_outliers_are_scaled_down_and_named():
     rng = np.random.default_rng(0)
     dirty = [v.copy() for v in POWER]
@@ -471,6 +500,7 @@ def test_outliers_are_scaled_down_and_named():
     assert set(guard.named) <= set(rows.tolist())
 
 
+@pytest.mark.slow
 def test_constant_and_duplicate_columns_small_batches_and_few_rows():
     X, Y = (v.copy() for v in POWER)
     X[:, 3], X[:, 4] = 5.0, X[:, 5]
@@ -483,12 +513,44 @@ def test_constant_and_duplicate_columns_small_batches_and_few_rows():
     assert np.isfinite(ridged.V).all()
 
 
+@pytest.mark.parametrize("units", quick([1.0, 1e3], 1e3))
+@pytest.mark.parametrize("flaw", quick(["none", "dead", "copies"], "copies"))
+def test_players_that_span_everything_keep_their_digits(flaw, units):
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(2000, 12))
+    views = []
+    for unit in (units, 1 / units):
+        X = np.maximum(z @ rng.normal(size=(12, 23)), 0) * np.logspace(0, 2, 23)
+        if flaw != "none":
+            X[:, 0] = 0
+        if flaw == "copies":
+            X[:, 1] = 2 * X[:, 2]
+        views.append((unit * X).astype("f4"))
+    exact, game = (es.solve(es.problems.cca(), batched(views), k=4, solver=s) for s in ("exact", "game"))
+    assert game.state.plays_all
+    np.testing.assert_allclose(game.eigenvalues, exact.eigenvalues, atol=2e-3)
+    assert game.residuals.max() < 1e-4
+
+
+def test_players_that_span_everything_average_edges_like_the_exact_solver():
+    stream, degrees = block_model(100, 3, 0.4, 0.05)
+    problem, options = es.problems.laplacian(n_nodes=100), {"k": 3, "which": "smallest"}
+    with mock.patch.object(gathering, "ROOM", 0):
+        game = es.solve(problem, 5 * stream, solver="game", **options)
+    exact = es.solve(problem, 5 * stream, solver="exact", **options)
+    assert game.state.plays_all
+    assert game.state.moves > 2
+    np.testing.assert_allclose(game.eigenvalues, exact.eigenvalues, atol=1e-5)
+    assert es.metrics.subspace_error(game.V, exact.V, np.diag(degrees)) < 1e-6
+
+
 def test_every_component_of_a_small_problem():
     X = np.random.default_rng(0).normal(size=(2000, 5)) * [5, 4, 3, 2, 1]
     result = es.solve(es.problems.pca(), np.split(X, 20), k=5, solver="game")
     assert np.allclose(result.eigenvalues, [25, 16, 9, 4, 1], rtol=0.15)
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_finite_on_a_device_are_not_learned_from():
     X = np.random.default_rng(0).normal(size=(4000, 200)).astype("f4") * np.linspace(3, 1, 200).astype("f4")
     batches = [jnp.asarray(x) for x in np.split(X, 40)]
@@ -498,6 +560,7 @@ def test_rows_that_are_not_finite_on_a_device_are_not_learned_from():
     assert "not finite and not taken" in result.message
 
 
+@pytest.mark.slow
 def test_a_step_is_pure_and_serves_scan():
     solver, problem = es.solvers.Game(), es.problems.cca()
     batches = batched(POWER)[:30]

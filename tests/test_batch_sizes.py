@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import eigenstream as es
+from conftest import quick
 from eigenstream import gathering, host, rows
 from eigenstream.engines import Playing, _step
 
@@ -27,14 +28,17 @@ STREAMS = {"pca": stream(11), "cca": stream(11, 7), "pls": stream(11, 7), "multi
 
 @pytest.mark.parametrize(
     ("kind", "center", "independent", "shards"),
-    [
+    quick(
+        [
+            ("pca", True, True, 1),
+            ("cca", True, True, 2),
+            ("cca", "running", True, 1),
+            ("cca", True, False, 1),
+            ("pls", False, False, 2),
+            ("multiview", "running", False, 1),
+        ],
         ("pca", True, True, 1),
-        ("cca", True, True, 2),
-        ("cca", "running", True, 1),
-        ("cca", True, False, 1),
-        ("pls", False, False, 2),
-        ("multiview", "running", False, 1),
-    ],
+    ),
 )
 def test_batches_filled_up_give_what_they_gave(kind, center, independent, shards):
     problem = getattr(es.problems, kind)(center=center, ridge=0.1)
@@ -78,6 +82,7 @@ def test_two_programs_serve_all_batches_up_to_the_first():
     assert _step._cache_size() - before == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pca", "lda"])
 def test_the_game_takes_blocks_of_few_sizes(kind):
     taken = []
@@ -105,6 +110,7 @@ def test_the_game_takes_blocks_of_few_sizes(kind):
         assert es.metrics.subspace_error(result.V, exact.V) < 0.01
 
 
+@pytest.mark.slow
 def test_the_game_keeps_checkpoints_of_such_a_stream(tmp_path):
     rng = np.random.default_rng(0)
     batches = [rng.normal(size=(b, 40)).astype("f4") for b in rng.integers(150, 400, size=30)]

@@ -489,6 +489,7 @@ def test_spectral_clustering_finds_planted_blocks():
     assert wrong(weighted.labels_, truth) == 0
 
 
+@pytest.mark.slow
 def test_a_streaming_solver_finds_planted_blocks_in_a_stream_of_edges():
     graph, truth = block_model([30, 30], 0.5, 0.02)
     i, j = np.nonzero(np.triu(graph))

@@ -15,6 +15,7 @@ import scipy.sparse
 
 import eigenstream as es
 import kills
+from conftest import quick
 from eigenstream.checkpoint import Checkpoints, write_atomically
 from eigenstream.solvers import SGHA, EckartYoung, Oja, Paper, RSGPlus, Smooth
 
@@ -76,7 +77,13 @@ def assert_same(first, second):
 
 
 @pytest.mark.parametrize("solver", [ADAM, "exact"], ids=["game", "exact"])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=scattered) if n == "sparse" else n for n in PROBLEMS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *quick([n for n in PROBLEMS if n != "sparse"], "cca", "lda"),
+        pytest.param("sparse", marks=[pytest.mark.slow, scattered]),
+    ],
+)
 def test_every_problem_resumes_to_the_same_bits(name, solver, tmp_path, monkeypatch):
     # Blocks of 100 rows, so that an exact run has something to be stopped in.
     monkeypatch.setattr("eigenstream.streams.epochs.block_rows", lambda d: 100)
@@ -93,13 +100,14 @@ def test_every_problem_resumes_to_the_same_bits(name, solver, tmp_path, monkeypa
 SOLVERS = [Paper(averaging=None), Smooth(), EckartYoung(shift=1.0), SGHA(), RSGPlus(), Paper(shards=2, polish=True)]
 
 
-@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("solver", quick(SOLVERS, SOLVERS[0]), ids=lambda s: type(s).__name__)
 def test_every_solver_resumes_to_the_same_bits(solver, tmp_path):
     options = {"k": 2, "solver": solver, "max_epochs": 2}
     assert_same(*runs(es.problems.cca(), lambda: es.streams.batches(X, Y), tmp_path, 5, **options))
     assert_same(*runs(es.problems.pca(), lambda: es.streams.batches(X), tmp_path / "oja", 5, k=2, solver=Oja()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [3, 12])
 def test_the_accelerated_game_resumes_to_the_same_bits(at, tmp_path):
     wide = np.random.default_rng(0).normal(size=(6000, 260)).astype(np.float32) * np.linspace(2, 0.2, 260, dtype="f4")
@@ -112,6 +120,7 @@ def test_the_accelerated_game_resumes_to_the_same_bits(at, tmp_path):
         assert_same(*runs(es.problems.cca(), stream, tmp_path, at, k=3, solver="game", max_epochs=2))
 
 
+@pytest.mark.slow
 def test_the_accelerated_game_resumes_where_no_row_is_an_outlier(tmp_path):
     wide = np.random.default_rng(0).normal(size=(6000, 260)).astype(np.float32)
     stream = [(wide[i : i + 70, :140], wide[i : i + 70, 140:]) for i in range(0, 6000, 70)]
@@ -119,6 +128,7 @@ def test_the_accelerated_game_resumes_where_no_row_is_an_outlier(tmp_path):
     assert_same(*runs(es.problems.cca(), lambda: stream, tmp_path, 8, k=3, solver=game))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_streams_of_all_kinds_resume(at, tmp_path):
     """A list, a generator, tiny batches that wait for one another, explicit matrices."""
@@ -136,6 +146,7 @@ def test_streams_of_all_kinds_resume(at, tmp_path):
 
 
 @scattered
+@pytest.mark.slow
 def test_a_stream_of_edges_resumes(tmp_path):
     graph = es.problems.laplacian(n_nodes=30)
     options = {"k": 2, "solver": ADAM, "which": "smallest"}

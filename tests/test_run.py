@@ -103,6 +103,7 @@ def test_a_diverging_run_stops_early_with_finite_players():
     assert result.n_iter < 200
 
 
+@pytest.mark.slow
 def test_smallest_eigenvalues_from_a_stream_of_edges():
     """The Fiedler vector of two rings joined by one edge splits them, from minibatches of edges."""
     n = 12

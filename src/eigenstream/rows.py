@@ -151,7 +151,16 @@ def _project(leaf: Any, v: Any) -> Any:
     if isinstance(leaf, Sparse):
         scores = (leaf.matrix @ v.T).T
         return scores if leaf.means is None else scores - (v @ leaf.means.T) @ leaf.weights.T
-    return matmul(v, _matrix(leaf).T)
+    x = _matrix(leaf)
+    if isinstance(v, np.ndarray):
+        return matmul(v, x.T)
+    # A GPU is quicker with a row of scores for every player, a CPU with one for every row of data, turned afterwards.
+    return jax.lax.platform_dependent(
+        v,
+        x,
+        cpu=lambda v, x: jax.lax.optimization_barrier(matmul(x, v.T)).T,
+        default=lambda v, x: matmul(v, x.T),
+    )
 
 
 def lift(x: Tree, scores: Any) -> Tree:

@@ -16,7 +16,8 @@ def whitening(G: jax.Array, cutoff: float | None = None, complete: bool = False)
     sigma, U = jnp.linalg.eigh((G + G.T) / 2 * inverse * inverse[:, None])
     least = (len(G) * jnp.finfo(G.dtype).eps if cutoff is None else cutoff) * jnp.maximum(sigma[-1], 0)
     keep = sigma > least
-    T = U / jnp.sqrt(jnp.where(keep, sigma, jnp.where(least > 0, least, 1)))
+    # Of a length that does not grow each time they come by.
+    T = U / jnp.sqrt(jnp.where(keep, sigma, 1))
     return (inverse[:, None] * jnp.where(keep | complete, T, 0))[:, ::-1], keep.sum()
 
 

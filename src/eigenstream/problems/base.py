@@ -134,8 +134,11 @@ class Problem:
 
     # What the accelerated game asks beside the products.
 
-    def by_running_mean(self) -> Problem:
-        """The same problem, centred by the running mean where it was by each batch's own: no row's part is lost."""
+    def by_running_mean(self, averaged: bool = False) -> Problem:
+        """The same problem, centred by the running mean where it was by each batch's own: no row's part is lost.
+
+        ``averaged`` says that products are averaged over all rows alike, and that later ones need not be better.
+        """
         return replace(self, center="running") if self.center is True else self  # type: ignore[type-var]
 
     def blocks(self, V: Tree) -> tuple[Tree, ...]:
@@ -281,8 +284,8 @@ class Negated(Problem):
 
         return [(negated(p), negated(q)) for p, q in self.problem.estimate(memory, batch, V, independent)]
 
-    def by_running_mean(self) -> Problem:
-        return Negated(self.problem.by_running_mean())
+    def by_running_mean(self, averaged: bool = False) -> Problem:
+        return Negated(self.problem.by_running_mean(averaged))
 
     def blocks(self, V: Tree) -> tuple[Tree, ...]:
         return self.problem.blocks(V)

@@ -56,7 +56,7 @@ class ICA(Problem):
         weighted = [rows.scale_rows(x, rows.squared_norms(x) ** 0.5) for x in centred]
         return Fourth(weighted, centred[0], centred[-1])
 
-    def by_running_mean(self) -> ICA:
+    def by_running_mean(self, averaged: bool = False) -> ICA:
         return self
 
     def metric_rows(self, memory: Tree, batch: Tree) -> tuple[Tree, ...]:

@@ -117,11 +117,12 @@ class Game:
 
     def init(self, problem: Problem, batch: Tree, k: int, key: jax.Array) -> GameState:
         """The state before the first step; ``batch`` gives shapes only."""
-        problem = problem.by_running_mean()
         template = problem.template(batch)
         d = trees.size(template)
         K = self.players(d, k)
-        V = trees.normal(key, K, template)
+        problem = problem.by_running_mean(averaged=d == K)
+        # All of them begin as coordinates, whatever the units of each: mixing them would cost digits.
+        V = trees.normal(key, K, template) if d > K else trees.units(template)
         dtype = jax.tree.leaves(V)[0].dtype
         zero, count = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
         # Players that span everything have nowhere to come from and nowhere to go.
@@ -189,7 +190,7 @@ class Game:
 
     def observe(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
         """Take the rows of a batch into the means and, to be learned, into the sketches."""
-        problem, b = problem.by_running_mean(), rows.n_rows(batch)
+        problem, b = problem.by_running_mean(state.plays_all), rows.n_rows(batch)
         memory = problem.observe(self._faded(state.memory), batch)
         if problem.diagonal_only:
             metric: Any = state.metric.observe(problem.diagonal(memory, batch), b, self._horizon)
@@ -219,7 +220,7 @@ class Game:
 
     def _products(self, problem: Problem, state: GameState, batch: Tree) -> Gathered:
         """Sums over the rows of a batch; what is given without rows counts as one."""
-        problem = problem.by_running_mean()
+        problem = problem.by_running_mean(state.plays_all)
         b = jnp.ones_like(state.due) * (1 if problem.noiseless else rows.n_rows(batch))
         # Rows have more noise than products of any precision; given matrices have none.
         with jax.default_matmul_precision("highest") if problem.noiseless else nullcontext():
@@ -261,7 +262,7 @@ class Game:
         ``whole`` says that those are all rows there are: their products have no noise, and nothing before counts.
         """
         with jax.default_matmul_precision("highest"):
-            new = self._moved(problem.by_running_mean(), state, jnp.asarray(whole) | problem.noiseless)
+            new = self._moved(problem.by_running_mean(state.plays_all), state, jnp.asarray(whole) | problem.noiseless)
         finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((new.S, new.MA, new.MB, new.N))]).all()
         # A move not taken drops the rows gathered and leaves the players where they stand.
         nothing = jax.tree.map(jnp.zeros_like, state.gathered)
@@ -286,7 +287,7 @@ class Game:
         norms = jnp.maximum(trees.dot(V, Bv), tiny)
         bare = jnp.maximum(trees.dot(V, BV), CLEAR * norms)
         rewards = trees.dot(V, AV)
-        lam = rewards / jnp.where(rewards > 0, norms, bare)
+        lam = jnp.where(jnp.arange(K) < found.rank, rewards / jnp.where(rewards > 0, norms, bare), 0)
         shift = 0.0 if problem.positive else 2 * jnp.maximum(0, -lam.min())
         pair = Products(AV, Bv), Products(AV, Bv)
         g = trees.scale(1 / norms, direction(V, [pair], Bv, norms, shift))
@@ -339,6 +340,10 @@ class Game:
         GA, GB = (tracking.symmetric(trees.gram(state.S, M), L) for M in (known.MA, known.MB))
         lengths = jnp.maximum(known.energy, jnp.finfo(GB.dtype).tiny)
         noise = known.kappa * known.N
+        if state.plays_all:
+            # Players where nothing varies have rounding for their products, and rounding has any quotient.
+            some = jnp.diag(GB) > tracking.Blocks(problem, state.metric).rounding(state.S)
+            GA, GB = (jnp.where(some & some[:, None], G, 0) for G in (GA, GB))
         size = largest_quotient(GA, GB + noise, CUTOFF)
         # Noise in the denominator must not raise an eigenvalue, as it would a negative one.
         lift = 0.0 if problem.positive else largest_quotient(GA, GB, CUTOFF)

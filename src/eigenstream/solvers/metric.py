@@ -84,6 +84,8 @@ class Sketch(NamedTuple):
     energy: jax.Array
     floor: jax.Array
     kappa: jax.Array
+    #: Mean squares of the coordinates, shaped like one row.
+    squares: Tree
     rows: jax.Array
     updates: jax.Array
     #: What the problem adds to ``B``, relative to its mean eigenvalue.
@@ -105,7 +107,8 @@ class Sketch(NamedTuple):
         U = trees.blank(r, template) if r < d else trees.units(template)
         buffer = trees.blank(max(r // 2, BUFFER) if r < d else BUFFER, template)
         moments = None if r < d else jnp.zeros((d, d), dtype)
-        return cls(U, spectrum, spectrum, zero, one, one, one, zero, zero, ridge * one, buffer, moments, zero)
+        squares = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), template)
+        return cls(U, spectrum, spectrum, zero, one, one, one, squares, zero, zero, ridge * one, buffer, moments, zero)
 
     @property
     def added(self) -> jax.Array:
@@ -116,6 +119,11 @@ class Sketch(NamedTuple):
     def variances(self) -> jax.Array:
         """Along ``U``."""
         return jnp.maximum(_smoothed(self.held), self.floor)
+
+    def rounding(self, V: Tree) -> jax.Array:
+        """What rounding may make of ``⟨v, B v⟩`` where its terms cancel."""
+        d, eps = trees.size(trees.part(self.U, 0, 1)), jnp.finfo(self.seen.dtype).eps
+        return d**0.5 * eps * trees.dot(V, jax.tree.map(lambda v, s: v * s, V, self.squares))
 
     def apply(self, V: Tree) -> Tree:
         along = trees.gram(V, self.U) * (self.variances - self.floor)
@@ -174,7 +182,9 @@ class Sketch(NamedTuple):
             measured = self._measured(squares, rest, jnp.diag(along))
             U, seen = _rotated(self.U, (1 - weight) * jnp.diag(self.seen) + weight * along)
             measured = measured._replace(moments=jnp.zeros_like(self.moments))
-        return measured._replace(U=U, seen=seen, rows=before + n, waiting=jnp.zeros_like(self.waiting))
+        new = jax.tree.map(lambda x: (x**2).sum(0) / jnp.clip(self.waiting, 1, len(x)), X)
+        squares = jax.tree.map(lambda old, new: old + weight * (new - old), self.squares, new)
+        return measured._replace(U=U, seen=seen, squares=squares, rows=before + n, waiting=jnp.zeros_like(self.waiting))
 
     def _measured(self, squares: jax.Array, rest: jax.Array, along: jax.Array) -> Sketch:
         """With what rows show that were not seen: their squares along ``U``, the rest of each, and variances."""

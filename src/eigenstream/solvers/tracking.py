@@ -119,6 +119,13 @@ class Blocks(NamedTuple):
     def solve(self, G: Tree) -> Tree:
         return self._each(lambda m, g: m.solve(g), G)
 
+    def rounding(self, V: Tree) -> jax.Array:
+        """The least ``⟨v, B v⟩`` of each player that can be told from 0, as an exact solution would."""
+        if isinstance(self.metric, Diagonal):
+            return jnp.zeros_like(trees.dot(V, V))
+        blocks = zip(self.metric, self.problem.blocks(V), strict=True)
+        return sum(sketch.rounding(v) for sketch, v in blocks)
+
     def _each(self, f: Any, V: Tree) -> Tree:
         if isinstance(self.metric, Diagonal):
             return f(self.metric, V)
