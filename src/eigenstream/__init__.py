@@ -1,6 +1,6 @@
 """The leading eigenvectors of ``A v = λ B v`` from a stream of minibatches."""
 
-from eigenstream import datasets, distributed, metrics, problems, solvers, streams
+from eigenstream import datasets, distributed, metrics, neural, problems, solvers, streams
 from eigenstream.eigenpairs import rayleigh_quotients
 from eigenstream.estimators import (
     CCA,
@@ -35,6 +35,7 @@ __all__ = [
     "eigh",
     "load",
     "metrics",
+    "neural",
     "permutation_test",
     "problems",
     "rayleigh_quotients",
