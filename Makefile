@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench soak clean
+.PHONY: demo test check format bench soak reproduce reproduce-small clean
 
 # The suite is many short compilations: two processes share them, and the next run finds them in the cache.
 CACHE := JAX_COMPILATION_CACHE_DIR=$(abspath $(VENV))/jax-cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
@@ -45,6 +45,12 @@ bench: $(STAMP)  ## cost as the work grows, and against peers; results under doc
 
 soak: $(STAMP)  ## SIGKILL at twenty random moments, resume, compare bits; the outcome under docs/results/
 	$(BIN)/python benchmarks/kills.py
+
+reproduce: $(STAMP)  ## the paper's figures and tables; the large networks want a GPU: pip install -e ".[cuda]" there first
+	$(BIN)/python -m experiments
+
+reproduce-small: $(STAMP)  ## the same with one small network, shortly trained: half an hour on two cores
+	$(BIN)/python -m experiments --small
 
 clean:
 	rm -rf $(VENV) .coverage .mypy_cache .pytest_cache .ruff_cache

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["cifar10", "digits_halves", "folder", "mixed_signals", "mnist", "mnist_halves"]
+__all__ = [
+    "cifar10",
+    "cifar10_halves",
+    "digits_halves",
+    "folder",
+    "mediamill",
+    "mediamill_like",
+    "mixed_signals",
+    "mnist",
+    "mnist_halves",
+]
 
 
 def folder() -> Path:
@@ -47,6 +57,59 @@ def mnist_halves() -> tuple[np.ndarray, np.ndarray]:
     """Columns 0 to 391 and 392 to 783 of MNIST's flattened training digits, in [0, 1], float32."""
     Z = mnist()["x_train"].reshape(60_000, -1).astype(np.float32) / 255
     return Z[:, :392], Z[:, 392:]
+
+
+def cifar10_halves() -> tuple[np.ndarray, np.ndarray]:
+    """Upper and lower 16 rows of CIFAR-10's images, training and test together, (60000, 1536) each, in [0, 1]."""
+    data = cifar10()
+    Z = np.concatenate([data["x_train"], data["x_test"]]).astype(np.float32) / 255
+    return tuple(np.ascontiguousarray(half).reshape(len(Z), -1) for half in (Z[:, :16], Z[:, 16:]))  # type: ignore
+
+
+def mediamill() -> tuple[np.ndarray, np.ndarray]:
+    """Mediamill's 120 video features and 101 labels, (43907, 120) and (43907, 101), float32.
+
+    From ``train-exp1.svm`` and ``test-exp1.svm``, as the LIBSVM collection offers them, in ``mediamill/`` of the data
+    folder.
+    """
+    from sklearn.datasets import load_svmlight_file
+
+    files = [folder() / "mediamill" / f"{part}-exp1.svm" for part in ("train", "test")]
+    missing = [str(path) for path in files if not path.exists()]
+    if missing:
+        raise FileNotFoundError(f"{', '.join(missing)}: put LIBSVM's Mediamill (exp1) there, or use mediamill_like()")
+    parts = [load_svmlight_file(path, n_features=120, multilabel=True) for path in files]
+    X = np.concatenate([features.toarray() for features, _ in parts]).astype(np.float32)
+    Y = np.zeros((len(X), 101), np.float32)
+    for row, names in enumerate(names for _, labels in parts for names in labels):
+        Y[row, np.asarray(names, int)] = 1
+    return X, Y
+
+
+def mediamill_like(n: int = 25_800, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A stand-in of Mediamill's shape and kind: 120 features in [0, 1] and 101 sparse labels of ``n`` shots, float32.
+
+    Shots come from 20 latent concepts of power-law strength. Features are bounded responses of unlike strength to the
+    concepts, so that their covariance is ill-conditioned, with noise of their own; labels are on for few shots, the
+    commonest for one in three, the rarest for one in five hundred or, of fewer shots, for one.
+
+    Examples
+    --------
+    >>> import eigenstream as es
+    >>> X, Y = es.datasets.mediamill_like(1000)
+    >>> X.shape, Y.shape, float(Y.max())
+    ((1000, 120), (1000, 101), 1.0)
+    """
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, 20)) / np.arange(1, 21) ** 0.5
+    mixed = z @ rng.normal(size=(20, 120)) + 0.3 * rng.normal(size=(n, 120))
+    X = 1 / (1 + np.exp(-(mixed * rng.uniform(0.1, 1, 120) - 1)))
+    common = np.geomspace(1 / 3, 1 / 500, 101)
+    liking = 2 * z @ rng.normal(size=(20, 101)) + rng.logistic(size=(n, 101))
+    Y = liking > np.take_along_axis(
+        np.sort(liking, axis=0), np.minimum(n * (1 - common), n - 2).astype(int)[None], axis=0
+    )
+    return X.astype(np.float32), Y.astype(np.float32)
 
 
 def digits_halves() -> tuple[np.ndarray, np.ndarray]:

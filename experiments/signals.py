@@ -1,0 +1,113 @@
+"""The paper's ICA experiments on three mixed signals: their matrices, and Algorithm 2 on minibatches of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+from scipy.optimize import linear_sum_assignment
+
+import eigenstream as es
+from eigenstream.problems.base import Negated
+
+#: Length of the series, and of the seeds over which everything is repeated.
+N, SEEDS = 2000, 10
+#: The paper minimises kurtosis, so its players maximise with -A.
+PROBLEM = Negated(es.problems.ica(center=False))
+
+
+class Signals(NamedTuple):
+    """Mixed signals, their sources, and the exact matrices of the first."""
+
+    X: np.ndarray
+    S: np.ndarray
+    A: np.ndarray
+    B: np.ndarray
+
+    @property
+    def eigenvalues(self) -> np.ndarray:
+        return scipy.linalg.eigh(self.A, self.B, eigvals_only=True)
+
+
+def signals(seed: int = 0) -> Signals:
+    X, S = es.datasets.mixed_signals(N, seed)
+    return Signals(X, S, *matrices(X))
+
+
+def matrices(X: np.ndarray, epsilon_A: float = 0.0, epsilon_B: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """``A`` and ``B`` with appendix F.1's two regularisations, of the covariance in ``A`` and of ``B``."""
+    C, eye = X.T @ X / len(X), np.eye(X.shape[1])
+    D = C + epsilon_A * eye
+    fourth = (X * (X**2).sum(1, keepdims=True)).T @ X / len(X)
+    return fourth - np.trace(D) * D - 2 * D @ D, C + epsilon_B * eye
+
+
+class Setting(NamedTuple):
+    """Algorithm 2's settings by the paper's tables: of batches of ``b`` rows, in units of the whole data's steps."""
+
+    b: int
+    steps: int
+    learning_rate: float
+    averaging: float
+    independent: bool = True
+
+    @classmethod
+    def of(cls, b: int, independent: bool = True, passes: int = 1000) -> Setting:
+        return cls(b, passes * N // b, 1e-2 * b / N, b / N, independent and b < N)
+
+
+def play(setting: Setting, X: np.ndarray, looks: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """Players of Algorithm 2 along its runs on mixed signals, one run for each of (seeds, n, 3).
+
+    Returns the players (seeds, looks, 3, 3), and the steps (looks,) at which they were looked at.
+    """
+    solver = es.solvers.Paper(
+        learning_rate=setting.learning_rate, averaging=setting.averaging, independent=setting.independent
+    )
+    return trajectories(solver.init, partial(solver.step, PROBLEM), setting, X, looks)
+
+
+def trajectories(
+    init: Any, step: Any, setting: Setting, X: np.ndarray, looks: int = 200
+) -> tuple[np.ndarray, np.ndarray]:
+    """Players along runs of any step ``(state, batch) -> (state, info)``, as `play` gives them.
+
+    A batch holds rows drawn independently from the data; one as long as the data is the data.
+    """
+    every, n = setting.steps // looks, X.shape[1]
+
+    @jax.jit
+    def run(key: Any, X: Any) -> Any:
+        def one(state: Any, key: Any) -> tuple[Any, None]:
+            batch = X if setting.b == n else X[jax.random.randint(key, (setting.b,), 0, n)]
+            return step(state, batch)[0], None
+
+        def look(state: Any, key: Any) -> tuple[Any, Any]:
+            state, _ = jax.lax.scan(one, state, jax.random.split(key, every))
+            return state, state.V
+
+        first, stream = jax.random.split(key)
+        return jax.lax.scan(look, init(PROBLEM, X, 3, first), jax.random.split(stream, looks))[1]
+
+    keys = jnp.stack([jax.random.key(seed) for seed in range(len(X))])
+    return np.asarray(jax.vmap(run)(keys, jnp.asarray(X, jnp.float32)), np.float64), every * np.arange(1, looks + 1)
+
+
+def quotients(V: np.ndarray, data: Signals) -> np.ndarray:
+    """Rayleigh quotients of players (..., 3) on the whole data."""
+    return np.einsum("...i,ij,...j->...", V, data.A, V) / np.einsum("...i,ij,...j->...", V, data.B, V)
+
+
+def unmixed(data: Signals, V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Signals recovered by players (3, 3), in the order, sign and scale of the sources; and their correlations."""
+    Z = data.X @ V.T
+    correlations = np.corrcoef(Z.T, data.S.T)[:3, 3:]
+    recovered, sources = linear_sum_assignment(-np.abs(correlations))
+    order = recovered[np.argsort(sources)]
+    best = correlations[order, np.arange(3)]
+    Z = Z[:, order] * np.sign(best)
+    return Z / Z.std(0), np.abs(best)

@@ -1,0 +1,130 @@
+"""The paper's experiments, small: the direction of every claim that their pages report."""
+
+import numpy as np
+import pytest
+
+import eigenstream as es
+from experiments import (
+    batch_size,
+    common,
+    ica_unmixing,
+    neural_cca,
+    proto_values,
+    sequential,
+    signals,
+    sinusoid,
+    streaming_cca,
+)
+
+
+def test_three_forms_of_the_utility_are_one_curve():
+    found = sinusoid.run(181)
+    assert found.disagreement < 1e-4
+    assert found.apart == pytest.approx(71, abs=0.5)
+    # Nothing is gained at the parent, and the second eigenvalue is the most there is.
+    assert found.utility.min() < 0.01 * found.eigenvalues[1]
+    assert found.utility.max() == pytest.approx(found.eigenvalues[1], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_stopped_early_the_game_unmixes_better_and_run_on_it_is_eigh():
+    found = ica_unmixing.run(seeds=4, longer=3, overfit_steps=30_000)
+    worst = {name: values.min(1) for name, values in found.correlations.items()}
+    assert (worst[ica_unmixing.GAME] - worst[ica_unmixing.EXACT]).mean() > 0.01
+    for name in (ica_unmixing.OVERFIT, ica_unmixing.LONGER):
+        assert np.abs(worst[name] - worst[ica_unmixing.EXACT]).max() < 0.02
+    assert worst[ica_unmixing.FAST].min() > 0.99
+    np.testing.assert_allclose(found.grid[0, 0], found.correlations[ica_unmixing.EXACT])
+
+
+@pytest.mark.slow
+def test_independent_rows_settle_where_the_whole_data_does_and_shared_ones_do_not():
+    b = signals.N // 50
+    found = batch_size.run((b,), seeds=2, passes=2000)
+    independent, same = (np.abs(found.bias((b, kind)).mean(0)).max() for kind in (True, False))
+    assert independent < 0.005
+    assert same > 3 * independent
+
+
+@pytest.mark.slow
+def test_players_that_learn_one_after_another_end_further_away():
+    b = signals.N // 4
+    found = sequential.run((b,), seeds=6, passes=2000)
+    apart = [np.median(found.errors(curves[b])[:, 2]) for curves in (found.sequential, found.parallel)]
+    assert apart[0] > 2 * apart[1]
+
+
+@pytest.mark.slow
+def test_the_accelerated_game_captures_more_than_any_chosen_step_size():
+    name = "Mediamill-like"
+    found = streaming_cca.run({name: es.datasets.mediamill_like(3000)}, seeds=1, grid=(0.1,))
+    captured = {method: runs.tcc[:, -1].mean() for method, runs in found.curves[name].items()}
+    assert captured[streaming_cca.EXACT] == pytest.approx(1, abs=1e-6)
+    assert captured[streaming_cca.GAME] > max(captured[m] for m in streaming_cca.STEPPED)
+    assert captured[streaming_cca.GAME] > 0.98
+    assert found.curves[name][streaming_cca.RSG].warm.min() > 0
+
+
+@pytest.mark.slow
+def test_later_networks_are_nearer_to_the_last_and_the_game_finds_the_exact_subspace():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 2560)
+    patterns = rng.integers(0, 256, (10, 32, 32, 3))
+    images = ((3 * patterns[labels] + rng.integers(0, 256, (2560, 32, 32, 3))) // 4).astype(np.uint8)
+    data = {"x_train": images[:2048], "y_train": labels[:2048], "x_test": images[2048:], "y_test": labels[2048:]}
+    net = neural_cca.Architecture((6, 4), (2, 1), 12, ("conv2", "dense"), 150, (0, 60), 1)
+    found = neural_cca.run(net, data, k=20, batch=256)
+    assert found["d"] == 2 * (4 * 16 + 12)
+    assert found["accuracy"] > 0.3
+    first, later = neural_cca.means(found)
+    assert later > first
+    assert max(step["subspace error"] for step in found["steps"].values()) < 0.002
+
+
+def test_the_paper_s_networks_have_as_many_activations_as_it_says():
+    for d, net in neural_cca.NETWORKS.items():
+        sizes, side = [], 32
+        for channels, stride in zip(net.channels, net.strides, strict=True):
+            side //= 2 * stride
+            sizes.append(side**2 * channels)
+        taken = [sizes[int(name[4:]) - 1] if name.startswith("conv") else net.dense for name in net.harvested]
+        assert 2 * sum(taken) == d
+
+
+@pytest.mark.slow
+def test_proto_values_come_out_of_a_random_walk():
+    found = proto_values.run(steps=60_000, seeds=1, k=4)
+    assert found.errors[proto_values.EXACT][0] < 0.01
+    assert found.errors[proto_values.GAME][0] < 0.05
+    assert found.successor_errors[proto_values.GAME][0] < found.best_successor_error + 0.03
+
+
+def test_pages_say_what_was_found_and_how(tmp_path):
+    sinusoid.main(tmp_path)
+    text = (tmp_path / "sinusoid.md").read_text()
+    assert "`python -m experiments.sinusoid`" in text
+    assert "Holds: the eigenvectors are 70.7° apart" in text
+    assert max(map(len, text.splitlines())) <= 120
+    assert {p.suffix for p in tmp_path.iterdir()} == {".md", ".csv", ".png", ".svg"}
+    before = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    sinusoid.main(tmp_path)
+    assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert common.table(["a", "b"], [["x", 0.123456]]).splitlines()[-1] == "| x | 0.1235 |"
+
+
+def test_the_stand_in_is_of_mediamill_s_kind_and_the_real_one_is_read(tmp_path, monkeypatch):
+    X, Y = es.datasets.mediamill_like(3000)
+    assert 0 <= X.min() < X.max() <= 1
+    assert set(np.unique(Y)) == {0, 1}
+    assert Y.mean(0).max() == pytest.approx(1 / 3, abs=0.01)
+    assert Y.mean(0).min() < 0.01
+    monkeypatch.setenv("EIGENSTREAM_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="mediamill_like"):
+        es.datasets.mediamill()
+    (tmp_path / "mediamill").mkdir()
+    for part in ("train", "test"):
+        (tmp_path / "mediamill" / f"{part}-exp1.svm").write_text("0,100 1:0.5 120:1\n3 2:0.25\n")
+    X, Y = es.datasets.mediamill()
+    assert X.shape == (4, 120)
+    assert Y.sum(1).tolist() == [2, 1, 2, 1]
+    assert X[0, 119] == 1
