@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,15 +21,15 @@ from experiments.common import STYLES, command_line, save, spread, table, write_
 
 K, BATCH, SEEDS = 4, 100, 10
 #: Step sizes that every method chooses from.
-GRID = tuple(float(f"{x:.0e}") for x in np.logspace(-4, 2, 13))
+GRID = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0, 100.0)
 #: Batches after which runs are looked at.
 LOOKS = (10, 20, 40, 80, 150, 300)
 #: Step sizes of the paper's table 4: of the players, and of the running mean.
 PAPER = {"MNIST": (0.1, 1.0), "CIFAR-10": (0.1, 0.1), "Mediamill-like": (50.0, 1.0)}
 DATA: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {
     "MNIST": es.datasets.mnist_halves,
-    "CIFAR-10": es.datasets.cifar10_halves,
     "Mediamill-like": es.datasets.mediamill_like,
+    "CIFAR-10": es.datasets.cifar10_halves,
 }
 
 ALGORITHM, ADAM, EY, SGHA = "Algorithm 2", "Algorithm 2 with Adam", "Eckart-Young", "SGHA"
@@ -119,35 +119,48 @@ def solver_for(method: str, data: str, rate: float | None, total: int) -> Any:
     return kind(learning_rate=schedule, optimizer=optax.adam)
 
 
-def batched(views: Views, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    order = np.random.default_rng(seed).permutation(len(views.X))
-    X, Y = views.X[order], views.Y[order]
-    return [(X[lo : lo + BATCH], Y[lo : lo + BATCH]) for lo in range(0, len(X), BATCH)]
+class Stream(NamedTuple):
+    """Batches of rows in the order of a seed, made when they are asked for."""
+
+    views: Views
+    order: np.ndarray
+
+    @classmethod
+    def of(cls, views: Views, seed: int) -> Stream:
+        return cls(views, np.random.default_rng(seed).permutation(len(views.X)))
+
+    def count(self) -> int:
+        return -(-len(self.order) // BATCH)
+
+    def between(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for i in range(start, stop):
+            rows = self.order[i * BATCH : (i + 1) * BATCH]
+            yield self.views.X[rows], self.views.Y[rows]
 
 
 def follow(
     views: Views, solver: Any, seed: int, looks: tuple[int, ...] = ()
 ) -> list[tuple[int, float, float, float, float]]:
     """Rows, seconds of learning, both scores, and seconds of the warm start, at every look of one pass."""
-    batches = batched(views, seed)
-    run = Run(es.problems.cca(center=False), K, solver, random_state=seed)
-    warm = learn(run, batches) if isinstance(solver, es.solvers.RSGPlus) else 0.0
+    stream, run = Stream.of(views, seed), Run(es.problems.cca(center=False), K, solver, random_state=seed)
+    total = stream.count()
+    warm = learn(run, stream.between(0, total)) if isinstance(solver, es.solvers.RSGPlus) else 0.0
     out, before, spent = [], 0, 0.0
-    for upto in sorted({*(look for look in looks if look < len(batches)), len(batches)}):
-        spent += learn(run, batches[before:upto])
+    for upto in sorted({*(look for look in looks if look < total), total}):
+        spent += learn(run, stream.between(before, upto))
         before = upto
         with warnings.catch_warnings():
             # A solver that diverged, or players that have not moved yet: the score says so.
             warnings.simplefilter("ignore")
             start = time.perf_counter()
             V = run.result().V
-            spent += time.perf_counter() - start if upto == len(batches) else 0
-        rows = sum(len(x) for x, _ in batches[:upto])
-        out.append((rows, spent, *(views.score(V) if np.isfinite(V).all() else (0.0, 0.0)), warm))
+            spent += time.perf_counter() - start if upto == total else 0
+        seen = min(upto * BATCH, len(views.X))
+        out.append((seen, spent, *(views.score(V) if np.isfinite(V).all() else (0.0, 0.0)), warm))
     return out
 
 
-def learn(run: Run, batches: list[Any]) -> float:
+def learn(run: Run, batches: Iterable[Any]) -> float:
     start = time.perf_counter()
     for batch in batches:
         run.take(batch)
@@ -197,7 +210,8 @@ def run(data: dict[str, tuple[np.ndarray, np.ndarray]], seeds: int = SEEDS, grid
 def exactly(views: Views) -> Curve:
     """Exact sums have no seed and no answer before the end."""
     start = time.perf_counter()
-    result = es.solve(es.problems.cca(center=False), batched(views, 0), K, "exact")
+    stream = Stream.of(views, 0)
+    result = es.solve(es.problems.cca(center=False), stream.between(0, stream.count()), K, "exact")
     spent = time.perf_counter() - start
     values = (float(len(views.X)), spent, *views.score(result.V), 0.0)
     return Curve(*(np.array([[value]]) for value in values))
