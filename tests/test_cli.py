@@ -243,7 +243,7 @@ def test_the_code_in_the_readme_runs_and_prints_what_it_says(capsys, tmp_path, m
     """Every print in the README has a comment with its output; one or two say more of it after a colon."""
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names: dict = {}
     for block in blocks:
         exec(block, names)
