@@ -120,7 +120,6 @@ def fit(
     if distributed:
         processes.initialize()
         mesh = mesh or "auto"
-    _keep_compiled()
     given = {
         "n_components": k,
         "solver": _solver(solver, option or []),
@@ -184,17 +183,6 @@ def fit(
         raise typer.Exit(INTERRUPTED)
     if "not finite" in estimator.message_:
         raise typer.Exit(FAILED)
-
-
-def _keep_compiled() -> None:
-    """Have JAX keep what it compiles for the next run, unless it was told where; not on a CPU.
-
-    There, with JAX 0.10, an executable that cannot be written has been seen to end the process.
-    """
-    if jax.config.jax_compilation_cache_dir or jax.default_backend() == "cpu":  # type: ignore[attr-defined]
-        return
-    jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "eigenstream" / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def _solver(name: str, options: list[str]) -> Any:
@@ -347,6 +335,10 @@ def demo(
 
 def main() -> None:
     """Run the command line: errors on one line, exit codes as documented."""
+    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        # What JAX compiles is kept for the next run, unless it was told where.
+        jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "eigenstream" / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     try:
         app()
     except (ValueError, OSError) as error:
