@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -322,11 +323,12 @@ class _Summing:
     """The second pass: what the directions account for, and how the principal subspaces correlate."""
 
     def __init__(self, result: Result, k: int, frames: tuple[Tree, Tree] | None, held: float):
-        self.result, self.k, self.frames, self.held = result, k, frames, held
-        self.W = jax.tree.map(lambda v: v[:k], result.eigenvectors[0])
-        self.total, self.squares = jax.tree.map(np.zeros_like, self.W), np.zeros(k)
+        self.result, self.k, self.held = result, k, held
         assert result.summary is not None
-        self.mean = jax.tree.map(lambda m: m.astype(np.float32), result.summary.means[0])
+        # On the device once: they are as long as a network is wide, and every batch needs them.
+        self.frames, self.mean = jax.tree.map(jnp.asarray, (frames, result.summary.means[0]))
+        self.W = jax.tree.map(lambda v: jnp.asarray(v[:k]), result.eigenvectors[0])
+        self.sums = jax.tree.map(jnp.zeros_like, self.W), jnp.zeros(k)
         self.principal = Run(cca(), None, "exact")
         sizes = [0, 0] if frames is None else [len(jax.tree.leaves(P)[0]) for P in frames]
         self.sizes = (sizes[0], sizes[1])
@@ -350,28 +352,28 @@ class _Summing:
 
     def take(self, batch: tuple[Tree, Tree]) -> None:
         batch = cca().accept(batch)
-        total, squares = _sums(batch[0], self.mean, self.W)
-        self.total = jax.tree.map(lambda t, c: t + np.asarray(c), self.total, total)
-        self.squares += np.asarray(squares)
+        self.sums = _added(self.sums, batch[0], self.mean, self.W)
         if self.frames is not None:
             self.principal.take(tuple(np.asarray(_scores(x, P)).T for x, P in zip(batch, self.frames, strict=True)))
 
     def comparison(self) -> Comparison:
         rho = np.clip(self.result.eigenvalues[: self.k], 0, 1)
-        sums = sum(np.abs(t).reshape(len(t), -1).sum(1) for t in jax.tree.leaves(self.total))
-        weights = sums / np.sqrt(np.maximum(self.squares, np.finfo(np.float32).tiny))
+        total, squares = self.sums
+        sums = np.sum([np.asarray(jnp.abs(t).reshape(len(t), -1).sum(1)) for t in jax.tree.leaves(total)], axis=0)
+        weights = sums / np.sqrt(np.maximum(np.asarray(squares), np.finfo(np.float32).tiny))
         svcca = float("nan")
         if self.frames is not None:
             svcca = float(np.clip(self.principal.result().eigenvalues, 0, 1).mean())
         return Comparison(rho, float(weights @ rho / weights.sum()), svcca, self.sizes, self.held, self.result)
 
 
-@jax.jit
-def _sums(x: Tree, mean: Tree, W: Tree) -> tuple[Tree, jax.Array]:
-    """``Σ h_i x_j`` over rows, both about their means, of directions' scores with units; and ``Σ h_i²``."""
+@partial(jax.jit, donate_argnums=0)
+def _added(sums: tuple[Tree, jax.Array], x: Tree, mean: Tree, W: Tree) -> tuple[Tree, jax.Array]:
+    """``Σ h_i x_j`` and ``Σ h_i²`` with more rows, directions' scores ``h`` and units ``x`` both about their means."""
     x = jax.tree.map(lambda leaf, m: leaf - m, x, mean)
     h = rows.project(x, W)
-    return jax.tree.map(lambda leaf: rows.n_rows(x) * leaf, rows.lift(x, h)), (h**2).sum(1)
+    total = jax.tree.map(lambda t, leaf: t + rows.n_rows(x) * leaf, sums[0], rows.lift(x, h))
+    return total, sums[1] + (h**2).sum(1)
 
 
 @jax.jit
