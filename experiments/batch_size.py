@@ -8,13 +8,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.common import STYLES, command_line, save, table, write_csv, write_page
-from experiments.signals import SEEDS, N, Setting, Signals, play, quotients, signals
+from experiments.common import command_line, save, table, write_csv, write_page
+from experiments.signals import (
+    LONGER,
+    PASSES,
+    SEEDS,
+    N,
+    Setting,
+    Signals,
+    columns,
+    draw_players,
+    play,
+    quotients,
+    signals,
+)
 
 #: The paper's three sizes, and smaller ones where the same rows for A and for B should show their bias.
 SIZES = (N, N // 2, N // 4, N // 20, N // 100)
-#: The paper's passes over the data; and how many times longer it takes for the last player to have settled.
-PASSES, LONGER = 1000, 4
 
 
 class Found(NamedTuple):
@@ -59,14 +69,8 @@ def draw(found: Found, path: Path) -> None:
     for column, b in enumerate(sizes):
         for row, independent in enumerate((True, False)):
             axes, key = grid[row, column], (b, independent if b < N else False)
-            for i, style in enumerate(STYLES[:3]):
-                middle, wide = found.curves[key][:, :, i].mean(0), found.curves[key][:, :, i].std(0)
-                axes.plot(found.passes[key], middle, linestyle=style, color=f"C{i}", label=f"player {i + 1}")
-                axes.fill_between(found.passes[key], middle - wide, middle + wide, color=f"C{i}", alpha=0.25)
-                axes.axhline(found.data.eigenvalues[i], color="black", linewidth=0.6)
-            axes.axvline(PASSES, color="grey", linestyle=":", linewidth=0.8)
+            draw_players(axes, found.passes[key], found.curves[key], found.data)
             axes.set_title(named(key), fontsize="medium")
-            axes.set_xscale("log")
         grid[1, column].set_xlabel("passes over the data")
     for row, name in enumerate(("A and B from independent rows", "A and B from the same rows")):
         grid[row, 0].set_ylabel(f"{name}\nRayleigh quotient")
@@ -74,19 +78,11 @@ def draw(found: Found, path: Path) -> None:
     save(figure, path)
 
 
-def main(out: Path) -> None:
-    found = run()
+def report(found: Found, out: Path) -> None:
     draw(found, out / "batch_size")
-    rows: dict[str, list[Any]] = {"batch": [], "independent": [], "seed": [], "passes": []}
-    rows |= {f"eigenvalue {i}": [] for i in (1, 2, 3)}
-    for key in found.keys:
-        curves = found.curves[key]
-        for seed in range(len(curves)):
-            for look in range(9, curves.shape[1], 10):
-                values = [key[0], key[1], seed, float(found.passes[key][look]), *curves[seed, look].tolist()]
-                for column, value in zip(rows.values(), values, strict=True):
-                    column.append(value)
-    write_csv(out / "batch_size.csv", rows)
+    runs = [(key[0], key[1], found.passes[key], found.curves[key]) for key in found.keys]
+    write_csv(out / "batch_size.csv", columns("independent", runs))
+    seeds = len(found.curves[found.keys[0]])
     lines = []
     for key in found.keys:
         cells = []
@@ -115,7 +111,7 @@ def main(out: Path) -> None:
 ![Rayleigh quotients along the run for every batch size](batch_size.png)
 
 Error of each eigenvalue in percent of the exact ones of all {N} rows
-({", ".join(f"{x:.3f}" for x in found.data.eigenvalues)}), mean ± standard error over {SEEDS} seeds, over the last fifth
+({", ".join(f"{x:.3f}" for x in found.data.eigenvalues)}), mean ± standard error over {seeds} seeds, over the last fifth
 of the paper's {PASSES} passes (dotted line in the figure) and of {LONGER} times as many:
 
 {table(["batch", "λ₁ at 1,000", "λ₂", "λ₃", "λ₁ settled", "λ₂", "λ₃"], lines)}
@@ -130,4 +126,4 @@ that the parts take turns. Shading: one standard deviation over seeds; thin line
 
 
 if __name__ == "__main__":
-    command_line(main)
+    command_line(lambda out: report(run(), out))

@@ -65,7 +65,9 @@ def _cell(x: Any) -> str:
 
 
 def spread(values: Any) -> str:
-    """Mean and standard deviation over seeds."""
+    """Mean and standard deviation over seeds; of one, itself."""
+    if len(values) < 2:
+        return f"{np.mean(values):.4f}"
     return f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}"
 
 

@@ -108,8 +108,7 @@ def draw_grid(found: Found, path: Path) -> None:
     save(figure, path)
 
 
-def main(out: Path) -> None:
-    found = run()
+def report(found: Found, out: Path) -> None:
     draw(found, out / "ica_unmixing")
     draw_grid(found, out / "ica_unmixing_grid")
     data: dict[str, Any] = {"correlations with the sources, by seed": found.correlations}
@@ -136,7 +135,7 @@ def main(out: Path) -> None:
         "over-fits and does not cleanly recover the sinusoid; run much longer, Algorithm 2 converges to `eigh`'s "
         "solution; regularising `A` or `B` does not help `eigh` as much.",
         f"{verdict(early)} that Algorithm 2 as run unmixes better than `eigh`: the worst source's correlation is "
-        f"{worst[GAME].mean():.4f} against {worst[EXACT].mean():.4f}, {shown(early)} over {SEEDS} seeds. "
+        f"{worst[GAME].mean():.4f} against {worst[EXACT].mean():.4f}, {shown(early)} over {len(best)} seeds. "
         f"{'Holds' if over < 1e-3 else 'Does not hold'} that the long run is `eigh`'s solution: the same correlation "
         f"to {over:.0e}. {verdict(against)} that no regularisation of `eigh` does as well: the best of "
         f"{len(found.grid)} reaches {best.mean():.4f}, {shown(against)} in favour of Algorithm 2. "
@@ -147,7 +146,8 @@ def main(out: Path) -> None:
         f"""
 ![sources, mixed signals and recovered signals](ica_unmixing.png)
 
-Correlation with the true sources, mean ± standard deviation over {SEEDS} seeds (each its own noise in the signals and
+Correlation with the true sources, mean ± standard deviation over {len(best)} seeds (each its own noise in the
+signals and
 its own first players); the figure shows seed 0. Differences above are means ± standard errors.
 
 {table(["method", "sinusoid", "square", "sawtooth", "worst of the three"], lines)}
@@ -164,4 +164,4 @@ whole data, `η = 10⁻³`, `β = 1`, 10⁵ steps. Data: [ica_unmixing.json](ica
 
 
 if __name__ == "__main__":
-    command_line(main)
+    command_line(lambda out: report(run(), out))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,192 +15,154 @@ import optax
 from matplotlib.figure import Figure
 
 import eigenstream as es
+from eigenstream import rows, trees
 from eigenstream.run import Run
 from experiments.common import STYLES, command_line, save, table, write_json, write_page
+from experiments.networks import NETWORKS, Architecture, Images, Pair, accuracy, harvest, train
 
 BATCH, K = 2048, 1024
 #: Added to both covariances, relative to their mean eigenvalue.
 RIDGE = 1e-4
 #: Components that count for a subspace error: where correlations are 0, no subspace is unique.
 CLEAR = 0.05
+#: Milliseconds that the paper's steps took, activations included, on eight TPU devices.
+PAPER = {2_048: 4.7, 116_736: 30.2}
 
 
-class Architecture(NamedTuple):
-    """A network like those of the paper's table 5: 3×3 convolutions, each with 2×2 pooling, and one dense layer."""
+class Plan(NamedTuple):
+    """How a network's kept states are compared with its last."""
 
-    channels: tuple[int, ...]
-    strides: tuple[int, ...]
-    dense: int
-    #: Layers whose activations are taken.
-    harvested: tuple[str, ...]
-    #: Steps of training, and those at which the network is kept.
-    steps: int
-    kept: tuple[int, ...]
-    #: Passes of the game over the images.
+    net: Architecture
+    #: Components of the game, and its passes over the images.
+    k: int
     passes: int
-    #: Of the kept networks, those that the game compares; all, if None.
+    #: Steps of Algorithm 2 with `K` players, on the second of the states kept.
+    steps: int = 0
+    #: The states that the game compares; all, if None.
     played: tuple[int, ...] | None = None
 
 
-#: By the number of activations of two networks together: the paper's two, and one past a million in their manner.
-NETWORKS = {
-    2_048: Architecture((64, 32), (2, 1), 512, ("conv2", "dense"), 25_000, (0, 100, 1000, 5000, 10_000), 3),
-    116_736: Architecture(
-        (128, 256, 512), (1, 1, 1), 1024, ("conv1", "conv2", "conv3", "dense"), 25_000, (0, 100, 1000, 5000), 3
-    ),
-    1_000_448: Architecture(
-        (1152, 2304, 3456), (1, 1, 1), 2560, ("conv1", "conv2", "conv3", "dense"), 3_000, (0, 300), 2
-    ),
+#: A million dimensions leave room for 256 players of the game on one GPU: each has ten vectors of that length.
+PLANS = {
+    "2048": Plan(NETWORKS[2_048], K, 3, 20_000),
+    "116736": Plan(NETWORKS[116_736], K, 3, 1500),
+    "1000448": Plan(NETWORKS[1_000_448], 256, 2, 150),
 }
-#: What two CPU cores train in two minutes.
-QUICK = NETWORKS[2_048]._replace(steps=1500, kept=(0, 30, 100, 300, 800), passes=1, played=(100,))
+#: What two CPU cores do in a few minutes.
+QUICK = Plan(NETWORKS[2_048]._replace(steps=1500, kept=(0, 30, 100, 300, 800)), K, 1, played=(100,))
 
 
-def init(net: Architecture, key: Any) -> dict[str, Any]:
-    """Weights after He et al., biases 0."""
-    sizes, params, size = (3, *net.channels), {}, 32
-    for i, (a, b, stride) in enumerate(zip(sizes, net.channels, net.strides, strict=False), start=1):
-        key, now = jax.random.split(key)
-        params[f"conv{i}"] = jax.random.normal(now, (3, 3, a, b)) * (2 / (9 * a)) ** 0.5, jnp.zeros(b)
-        size //= 2 * stride
-    for name, a, b in (("dense", size**2 * net.channels[-1], net.dense), ("out", net.dense, 10)):
-        key, now = jax.random.split(key)
-        params[name] = jax.random.normal(now, (a, b)) * (2 / a) ** 0.5, jnp.zeros(b)
-    return params
-
-
-def forward(net: Architecture, params: dict[str, Any], images: jax.Array) -> dict[str, jax.Array]:
-    """Every layer's activations on images of bytes."""
-    x, out = images.astype(jnp.float32) / 127.5 - 1, {}
-    for i, stride in enumerate(net.strides, start=1):
-        W, b = params[f"conv{i}"]
-        x = jax.lax.conv_general_dilated(x, W, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        x = jax.lax.reduce_window(jax.nn.relu(x + b), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-        out[f"conv{i}"] = x
-    W, b = params["dense"]
-    out["dense"] = jax.nn.relu(x.reshape(len(x), -1) @ W + b)
-    W, b = params["out"]
-    return {**out, "out": out["dense"] @ W + b}
-
-
-def train(net: Architecture, images: jax.Array, labels: jax.Array, seed: int = 0) -> dict[int, dict[str, Any]]:
-    """The network at its kept steps and at the last."""
-    optimizer = optax.adam(optax.cosine_decay_schedule(1e-3, net.steps))
-    params = init(net, jax.random.key(seed))
-    state = optimizer.init(params)
-
-    def loss(params: Any, x: Any, y: Any) -> Any:
-        return optax.softmax_cross_entropy_with_integer_labels(forward(net, params, x)["out"], y).mean()
-
-    @partial(jax.jit, donate_argnums=(0, 1), static_argnums=4)
-    def several(params: Any, state: Any, key: Any, data: Any, count: int) -> Any:
-        def one(carry: Any, key: Any) -> Any:
-            params, state = carry
-            chosen = jax.random.randint(key, (256,), 0, len(data[0]))
-            change, state = optimizer.update(jax.grad(loss)(params, data[0][chosen], data[1][chosen]), state, params)
-            return (optax.apply_updates(params, change), state), None
-
-        return jax.lax.scan(one, (params, state), jax.random.split(key, count))[0]
-
-    found, before = {}, 0
-    for upto in (*net.kept, net.steps):
-        for lo in range(before, upto, 500):
-            count = min(500, upto - lo)
-            key = jax.random.fold_in(jax.random.key(seed + 1), lo)
-            params, state = several(params, state, key, (images, labels), count)
-        found[upto], before = jax.tree.map(jnp.copy, params), upto
-    return found
-
-
-def accuracy(net: Architecture, params: Any, images: jax.Array, labels: jax.Array) -> float:
-    run = jax.jit(lambda x: forward(net, params, x)["out"].argmax(1))
-    guesses = [run(images[lo : lo + 1000]) for lo in range(0, len(images), 1000)]
-    return float((jnp.concatenate(guesses) == labels).mean())
-
-
-class Images:
-    """Batches of images that lie on the device, in another order each time."""
-
-    def __init__(self, images: jax.Array, batch: int = BATCH, seed: int = 0):
-        self.images, self.batch, self.rng = images, batch, np.random.default_rng(seed)
-
-    def __iter__(self) -> Iterator[jax.Array]:
-        order = self.rng.permutation(len(self.images))
-        for lo in range(0, len(order) - self.batch + 1, self.batch):
-            yield self.images[np.sort(order[lo : lo + self.batch])]
-
-
-def harvested(net: Architecture, params: Any) -> Any:
-    run = jax.jit(lambda params, x: {name: forward(net, params, x)[name] for name in net.harvested})
-    return partial(run, params)
-
-
-class Compared(NamedTuple):
-    correlations: np.ndarray
-    heldout: np.ndarray
-    residuals: np.ndarray
-    seconds: float
-    message: str
-    V: Any
-
-
-def compare(net: Architecture, a: Any, b: Any, images: Images, k: int, solver: Any, passes: int = 1) -> Compared:
-    """Canonical correlations of two networks' activations, and how long they took with their activations."""
-    run_a, run_b = harvested(net, a), harvested(net, b)
-
-    class Stream:
-        def __iter__(self) -> Iterator[Any]:
-            return ((run_a(x), run_b(x)) for x in images)
-
+def game(plan: Plan, pair: Pair) -> tuple[dict[str, Any], Any]:
+    """What the accelerated game finds, in how many seconds with the activations it reads; and its directions."""
     start = time.perf_counter()
-    result = es.solve(es.problems.cca(ridge=RIDGE), Stream(), k, solver, max_epochs=passes)
+    result = es.solve(es.problems.cca(ridge=RIDGE), pair, plan.k, "game", max_epochs=plan.passes)
     spent = time.perf_counter() - start
-    nothing = np.full(k, np.nan)
-    heldout = nothing if result.heldout is None else result.heldout
-    return Compared(result.eigenvalues, heldout, result.residuals, spent, result.message, result.V)
+    heldout = np.full(plan.k, np.nan) if result.heldout is None else result.heldout
+    found = {"correlations": result.eigenvalues, "held out": heldout, "residuals": result.residuals}
+    return found | {"seconds": spent, "message": result.message}, result.eigenvectors
 
 
-def against_exact(net: Architecture, a: Any, b: Any, images: Images, k: int, V: Any) -> dict[str, Any]:
-    """Exact correlations and, if there are some, the subspace error of ``V`` over those that are clear of 0."""
-    run_a, run_b = harvested(net, a), harvested(net, b)
-    problem = es.problems.cca(ridge=RIDGE)
-    run = Run(problem, k, "exact")
-    for x in images:
-        run.take((run_a(x), run_b(x)))
+def algorithm_two(pair: Pair, steps: int, k: int) -> tuple[dict[str, Any], Any]:
+    """Algorithm 2 with Adam and the paper's schedule, shortened: what its steps take, and its directions."""
+    rate = es.solvers.warmup_harmonic(base=1e-3, final=1e-5, warmup=max(1, steps // 20), total=steps)
+    solver = es.solvers.Paper(optimizer=optax.adam, learning_rate=rate, averaging=0.01, independent=False)
+    run = Run(es.problems.cca(ridge=RIDGE), k, solver)
+
+    def step(batch: Any) -> None:
+        run.take(batch)
+        jax.block_until_ready(run.engine.state)
+
+    start, times = time.perf_counter(), []
+    while run.steps < steps:
+        times += timed(pair, step, steps - run.steps)
+    spent = time.perf_counter() - start
     result = run.result()
-    if V is None:
-        return {"exact": result.eigenvalues}
-    C = run.solver.covariance(run.engine.state)
-    cut = len(C) // 2
-    B = np.zeros_like(C)
-    for part in (slice(None, cut), slice(cut, None)):
-        B[part, part] = C[part, part] + RIDGE * np.trace(C[part, part]) / cut * np.eye(cut)
-    count = int((result.eigenvalues > CLEAR).sum())
-    error = es.metrics.subspace_error(V[:, :count], result.V[:, :count], B)
-    return {"exact": result.eigenvalues, "clear components": count, "subspace error": error}
+    found = {"steps": steps, "k": k, "seconds": spent, "message": result.message}
+    found |= {"ms of a step": 1e3 * float(np.median(times))}
+    found |= {"ms of its activations": 1e3 * float(np.median(timed(pair, jax.block_until_ready)))}
+    return found, result.eigenvectors
 
 
-def run(net: Architecture, data: dict[str, np.ndarray], k: int = K, batch: int = BATCH) -> dict[str, Any]:
+def timed(pair: Pair, f: Any, most: int | None = None) -> list[float]:
+    """Seconds of each batch with what is done with it, the batch's making included."""
+    times, start = [], time.perf_counter()
+    for batch in itertools.islice(pair, most):
+        f(batch)
+        times.append(time.perf_counter() - start)
+        start = time.perf_counter()
+    return times
+
+
+def on_images(pair: Pair, V: Any) -> np.ndarray:
+    """Correlation of each pair of directions on all images of a pair of networks."""
+    V = jax.tree.map(jnp.asarray, V)
+    scores = [[np.asarray(_scores(x, v), np.float64) for x, v in zip(batch, V, strict=True)] for batch in pair]
+    x, y = (np.concatenate([both[i] for both in scores], axis=1) for i in range(2))
+    x, y = (z - z.mean(1, keepdims=True) for z in (x, y))
+    lengths = np.sqrt((x**2).sum(1) * (y**2).sum(1))
+    return (x * y).sum(1) / np.where(lengths > 0, lengths, 1)
+
+
+@jax.jit
+def _scores(x: Any, V: Any) -> jax.Array:
+    return rows.project(x, V)
+
+
+class Truth(NamedTuple):
+    """Exact correlations, the directions as columns, and ``B``."""
+
+    correlations: np.ndarray
+    V: np.ndarray
+    B: np.ndarray
+
+    @classmethod
+    def of(cls, pair: Pair, k: int) -> Truth:
+        problem = es.problems.cca(ridge=RIDGE)
+        run = Run(problem, k, "exact")
+        for batch in pair:
+            run.take(batch)
+        result, state = run.result(), run.engine.state
+        # The problem's own products, of its sums.
+        _, B = problem.products(state.statistics.operands(), trees.identity(state.template))
+        return cls(result.eigenvalues, result.V, trees.columns(B))
+
+    def clear(self) -> int:
+        """How many components correlate clearly."""
+        return int((self.correlations > CLEAR).sum())
+
+    def error(self, V: Any) -> float:
+        """The subspace error over those."""
+        count = self.clear()
+        return es.metrics.subspace_error(trees.columns(V)[:, :count], self.V[:, :count], self.B)
+
+
+def run(plan: Plan, data: dict[str, np.ndarray], batch: int = BATCH, k: int = K) -> dict[str, Any]:
     """Train, then compare every kept network with the last: by the game and, where that can be, exactly."""
-    images, labels = jnp.asarray(data["x_train"]), jnp.asarray(data["y_train"].astype(np.int32))
+    net = plan.net
+    images, tests = jnp.asarray(data["x_train"]), jnp.asarray(data["x_test"])
+    labels, test_labels = (jnp.asarray(data[name].astype(np.int32)) for name in ("y_train", "y_test"))
     start = time.perf_counter()
-    networks = train(net, images, labels)
+    networks = jax.block_until_ready(train(net, images, labels))
     last = networks[net.steps]
     found: dict[str, Any] = {"seconds of training": time.perf_counter() - start, "device": jax.devices()[0].device_kind}
-    found["accuracy"] = accuracy(net, last, jnp.asarray(data["x_test"]), jnp.asarray(data["y_test"].astype(np.int32)))
-    d = 2 * sum(int(np.prod(x.shape[1:])) for x in harvested(net, last)(images[:2]).values())
-    found |= {"d": d, "k": k, "batch": batch, "passes": net.passes, "training steps": net.steps, "steps": {}}
-    found["all play"] = es.solvers.Game().players(d, k) == d
+    found |= {"accuracy": accuracy(net, last, tests, test_labels), "images": len(images)}
+    d = 2 * sum(x[0].size for x in harvest(net, last, images[:1]).values())
+    found |= {"d": d, "k": plan.k, "batch": batch, "passes": plan.passes, "training steps": net.steps, "steps": {}}
+    found["all play"] = es.solvers.Game().players(d, plan.k) == d
     for t in net.kept:
+        learned, tested = (Pair(net, networks[t], last, Images(x, size)) for x, size in ((images, batch), (tests, 500)))
         one: dict[str, Any] = {}
-        V = None
-        if net.played is None or t in net.played:
-            game = compare(net, networks[t], last, Images(images, batch), k, "game", net.passes)
-            one = {"correlations": game.correlations, "held out": game.heldout, "residuals": game.residuals}
-            one |= {"seconds": game.seconds, "message": game.message}
-            V = game.V
-        if d < 10_000:
-            one |= against_exact(net, networks[t], last, Images(images, batch), k, V)
+        truth = Truth.of(learned, plan.k) if d < 10_000 else None
+        if truth is not None:
+            one |= {"exact": truth.correlations, "clear components": truth.clear()}
+        if plan.played is None or t in plan.played:
+            played, V = game(plan, learned)
+            one |= played | {"on test images": on_images(tested, V)}
+            one |= {} if truth is None else {"subspace error": truth.error(V)}
+        if plan.steps and t == net.kept[1]:
+            stepped, V = algorithm_two(learned, plan.steps, k)
+            stepped |= {"on test images": on_images(tested, V)}
+            found["Algorithm 2"] = stepped | ({} if truth is None else {"subspace error": truth.error(V)})
         found["steps"][str(t)] = one
         print(d, t, {key: one[key] for key in ("seconds", "subspace error", "message") if key in one}, flush=True)
     return found
@@ -224,15 +185,14 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 def main(out: Path, small: bool) -> None:
     data = es.datasets.cifar10()
-    runs = {"quick": QUICK} if small else {f"{d}": net for d, net in NETWORKS.items()}
-    for name, net in runs.items():
-        write_json(out / f"neural_cca_{name}.json", run(net, data))
+    for name, plan in ({"quick": QUICK} if small else PLANS).items():
+        write_json(out / f"neural_cca_{name}.json", run(plan, data))
     write(out)
 
 
 def write(out: Path) -> None:
     """The page and the figure, of all runs whose data are there."""
-    files = [out / f"neural_cca_{name}.json" for name in ("quick", *NETWORKS)]
+    files = [out / f"neural_cca_{name}.json" for name in ("quick", *PLANS)]
     found = [json.loads(file.read_text()) for file in files if file.exists()]
     draw(found, out / "neural_cca")
     rising = all(np.all(np.diff(means(one)) > 0) for one in found)

@@ -77,6 +77,8 @@ def walk(grid: World, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 class Found(NamedTuple):
     grid: World
+    #: Of the walk.
+    steps: int
     #: (n, k) eigenvectors from seed 0, by method.
     vectors: dict[str, np.ndarray]
     #: Errors of the leading subspace and of the successor representation by its eigenvectors, by method and seed.
@@ -102,7 +104,7 @@ def run(steps: int = STEPS, seeds: int = SEEDS, k: int = K) -> Found:
             vectors.setdefault(name, V)
             errors[name].append(es.metrics.subspace_error(V, true[:, :k], D))
             successor_errors[name].append(successor_error(grid, V))
-    return Found(grid, vectors, errors, successor_errors, successor_error(grid, true[:, :k]))
+    return Found(grid, steps, vectors, errors, successor_errors, successor_error(grid, true[:, :k]))
 
 
 def solved(name: str, grid: World, batches: list[Any], k: int, seed: int) -> np.ndarray:
@@ -143,8 +145,7 @@ def draw(found: Found, path: Path) -> None:
     save(figure, path)
 
 
-def main(out: Path) -> None:
-    found = run()
+def report(found: Found, out: Path) -> None:
     draw(found, out / "proto_values")
     write_json(
         out / "proto_values.json",
@@ -155,6 +156,7 @@ def main(out: Path) -> None:
             "vectors of the first seed": {name: V.round(6) for name, V in found.vectors.items()},
         },
     )
+    k, seeds = found.vectors[GAME].shape[1], len(found.errors[GAME])
     least, most = np.mean(found.errors[EXACT]), np.mean(found.errors[GAME])
     rows = [[name, spread(found.errors[name]), spread(found.successor_errors[name])] for name in found.errors]
     rows.append(["true eigenvectors", "0", f"{found.best_successor_error:.4f}"])
@@ -163,8 +165,9 @@ def main(out: Path) -> None:
         "Proto-value functions from a stream of transitions (section 1)",
         "Normalized graph Laplacians are generalized eigenvalue problems, `A = L` and `B` the degrees, whose smallest "
         "eigenvectors are representations for learning value functions (proto-value functions, successor features).",
-        f"{'Holds' if most < 0.05 else 'Does not hold'}: from {STEPS:,} steps of a random walk through four rooms of "
-        f"{len(found.grid.cells)} cells in all, the {K} smallest eigenvectors come out with a subspace error of "
+        f"{'Holds' if most < 0.05 else 'Does not hold'}: from {found.steps:,} steps of a random walk through "
+        f"four rooms of "
+        f"{len(found.grid.cells)} cells in all, the {k} smallest eigenvectors come out with a subspace error of "
         f"{most:.4f}; exact sums of the same stream have {least:.4f}. In so small a world the accelerated game plays "
         "with all dimensions, and is a running mean of the whole problem.",
         f"""
@@ -174,10 +177,10 @@ def main(out: Path) -> None:
 | --- | --- |
 | transitions | one random walk, any free neighbour with equal chance; shuffled, in batches of {BATCH}, read once |
 | Algorithm 2 | with Adam, step sizes from 10⁻² to 10⁻⁴ after a warm-up, not searched for |
-| subspace error | against the true graph's {K} smallest, in the metric of the degrees |
-| successor representation | `(I - γP)⁻¹`, γ = {DISCOUNT}: the share of its norm that the {K} vectors do not hold |
+| subspace error | against the true graph's {k} smallest, in the metric of the degrees |
+| successor representation | `(I - γP)⁻¹`, γ = {DISCOUNT}: the share of its norm that the {k} vectors do not hold |
 
-Mean ± standard deviation over {SEEDS} seeds:
+Mean ± standard deviation over {seeds} seeds:
 
 {table(["method", "subspace error", "successor representation not held"], rows)}
 
@@ -187,4 +190,4 @@ Data: [proto_values.json](proto_values.json).
 
 
 if __name__ == "__main__":
-    command_line(main)
+    command_line(lambda out: report(run(), out))

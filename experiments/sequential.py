@@ -11,13 +11,24 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import eigenstream as es
-from experiments.common import STYLES, command_line, save, table, write_csv, write_page
-from experiments.signals import PROBLEM, N, Setting, Signals, play, quotients, signals, trajectories
+from experiments.common import command_line, save, table, write_csv, write_page
+from experiments.signals import (
+    LONGER,
+    PASSES,
+    PROBLEM,
+    N,
+    Setting,
+    Signals,
+    columns,
+    draw_players,
+    play,
+    quotients,
+    signals,
+    trajectories,
+)
 
 SIZES = (N, N // 2, N // 4)
 SEEDS = 20
-#: The paper's passes over the data, and how many times longer runs are followed.
-PASSES, LONGER = 1000, 4
 #: How near a parent's Rayleigh quotient has to come before the next player may move.
 NEAR = 0.1
 
@@ -84,13 +95,7 @@ def draw(found: Found, path: Path) -> None:
     grid = figure.subplots(2, len(sizes), sharex=True, sharey=True, squeeze=False)
     for column, b in enumerate(sizes):
         for axes, curves in zip(grid[:, column], (found.parallel[b], found.sequential[b]), strict=True):
-            for i, style in enumerate(STYLES[:3]):
-                middle, wide = curves[:, :, i].mean(0), curves[:, :, i].std(0)
-                axes.plot(found.passes[b], middle, linestyle=style, color=f"C{i}", label=f"player {i + 1}")
-                axes.fill_between(found.passes[b], middle - wide, middle + wide, color=f"C{i}", alpha=0.25)
-                axes.axhline(found.data.eigenvalues[i], color="black", linewidth=0.6)
-            axes.axvline(PASSES, color="grey", linestyle=":", linewidth=0.8)
-            axes.set_xscale("log")
+            draw_players(axes, found.passes[b], curves, found.data)
         grid[0, column].set_title(f"b = {sized(b)}")
         grid[1, column].set_xlabel("passes over the data")
     for row, name in enumerate(("together", "one after another")):
@@ -99,28 +104,22 @@ def draw(found: Found, path: Path) -> None:
     save(figure, path)
 
 
-def main(out: Path) -> None:
-    found = run()
+def report(found: Found, out: Path) -> None:
     draw(found, out / "sequential")
-    rows: dict[str, list[Any]] = {"batch": [], "players": [], "seed": [], "passes": []}
-    rows |= {f"eigenvalue {i}": [] for i in (1, 2, 3)}
+    seeds = len(next(iter(found.parallel.values())))
+    both = [("together", found.parallel), ("one after another", found.sequential)]
+    runs = [(b, name, found.passes[b], curves[b][::2]) for b in found.passes for name, curves in both]
+    write_csv(out / "sequential.csv", columns("players", runs))
     lines, third = [], {}
     for b in found.passes:
-        both = {"together": found.parallel[b], "one after another": found.sequential[b]}
-        for name, curves in both.items():
+        for name, curves in both:
             cells: list[Any] = []
             for part in (1 / LONGER, 1.0):
-                errors = found.errors(curves, part)
-                cells += [f"{int((errors[:, i] < NEAR).sum())} of {SEEDS}" for i in range(3)]
+                errors = found.errors(curves[b], part)
+                cells += [f"{int((errors[:, i] < NEAR).sum())} of {seeds}" for i in range(3)]
                 cells.append(float(np.median(errors[:, 2])))
-            third[b, name] = cells[3], cells[7], (found.errors(curves, 1 / LONGER)[:, 2] < NEAR).sum()
+            third[b, name] = cells[3], cells[7], (found.errors(curves[b], 1 / LONGER)[:, 2] < NEAR).sum()
             lines.append([f"{sized(b)}, {name}", *cells])
-            for seed in range(0, SEEDS, 2):
-                for look in range(9, curves.shape[1], 10):
-                    values = [b, name, seed, float(found.passes[b][look]), *curves[seed, look].tolist()]
-                    for column, value in zip(rows.values(), values, strict=True):
-                        column.append(value)
-    write_csv(out / "sequential.csv", rows)
     worse = [third[b, "one after another"][1] > third[b, "together"][1] for b in found.passes]
     near = {b: third[b, "one after another"][2] for b in found.passes if b < N}
 
@@ -139,11 +138,11 @@ def main(out: Path) -> None:
         f"enough to tell: after {LONGER * PASSES:,} passes the third player's median distance from its eigenvalue is "
         f"{told(1)}. After the paper's {PASSES:,} passes, when many are still on their way, it is {told(0)}. "
         f"{'Does not hold' if any(near.values()) else 'Holds'} that with minibatches no run one after another comes "
-        f"within {NEAR} in the paper's time: {', '.join(f'{n} of {SEEDS} do at {sized(b)}' for b, n in near.items())}.",
+        f"within {NEAR} in the paper's time: {', '.join(f'{n} of {seeds} do at {sized(b)}' for b, n in near.items())}.",
         f"""
 ![Rayleigh quotients of players that learn together and one after another](sequential.png)
 
-Seeds, of {SEEDS}, whose player is within {NEAR} of its eigenvalue
+Seeds, of {seeds}, whose player is within {NEAR} of its eigenvalue
 ({", ".join(f"{x:.3f}" for x in found.data.eigenvalues)}) after {PASSES:,} passes and after {LONGER * PASSES:,}, and the
 third one's median distance from it:
 
@@ -161,4 +160,4 @@ def sized(b: int) -> str:
 
 
 if __name__ == "__main__":
-    command_line(main)
+    command_line(lambda out: report(run(), out))

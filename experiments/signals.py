@@ -13,9 +13,12 @@ from scipy.optimize import linear_sum_assignment
 
 import eigenstream as es
 from eigenstream.problems.base import Negated
+from experiments.common import STYLES
 
-#: Length of the series, and of the seeds over which everything is repeated.
+#: Length of the series, and the number of seeds over which everything is repeated.
 N, SEEDS = 2000, 10
+#: The paper's passes over the data; and how many times longer it takes for the last player to have settled.
+PASSES, LONGER = 1000, 4
 #: The paper minimises kurtosis, so its players maximise with -A.
 PROBLEM = Negated(es.problems.ica(center=False))
 
@@ -39,7 +42,10 @@ def signals(seed: int = 0) -> Signals:
 
 
 def matrices(X: np.ndarray, epsilon_A: float = 0.0, epsilon_B: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """``A`` and ``B`` with appendix F.1's two regularisations, of the covariance in ``A`` and of ``B``."""
+    """``A`` and ``B`` with appendix F.1's two regularisations, of the covariance in ``A`` and of ``B``.
+
+    Written out once more than in `eigenstream.problems`: there is no ``ε`` within ``A`` there.
+    """
     C, eye = X.T @ X / len(X), np.eye(X.shape[1])
     D = C + epsilon_A * eye
     fourth = (X * (X**2).sum(1, keepdims=True)).T @ X / len(X)
@@ -100,6 +106,29 @@ def trajectories(
 def quotients(V: np.ndarray, data: Signals) -> np.ndarray:
     """Rayleigh quotients of players (..., 3) on the whole data."""
     return np.einsum("...i,ij,...j->...", V, data.A, V) / np.einsum("...i,ij,...j->...", V, data.B, V)
+
+
+def draw_players(axes: Any, passes: np.ndarray, curves: np.ndarray, data: Signals) -> None:
+    """Rayleigh quotients (seeds, looks, 3) along runs, mean and deviation, beside the exact ones."""
+    for i, style in enumerate(STYLES[:3]):
+        middle, wide = curves[:, :, i].mean(0), curves[:, :, i].std(0)
+        axes.plot(passes, middle, linestyle=style, color=f"C{i}", label=f"player {i + 1}")
+        axes.fill_between(passes, middle - wide, middle + wide, color=f"C{i}", alpha=0.25)
+        axes.axhline(data.eigenvalues[i], color="black", linewidth=0.6)
+    axes.axvline(PASSES, color="grey", linestyle=":", linewidth=0.8)
+    axes.set_xscale("log")
+
+
+def columns(kind: str, runs: list[tuple[int, Any, np.ndarray, np.ndarray]]) -> dict[str, list[Any]]:
+    """Every tenth look of runs ``(batch, of which kind, passes, quotients)``, as columns of a table."""
+    rows = [
+        [b, which, seed, float(passes[look]), *curves[seed, look].tolist()]
+        for b, which, passes, curves in runs
+        for seed in range(len(curves))
+        for look in range(9, curves.shape[1], 10)
+    ]
+    names = ("batch", kind, "seed", "passes", "eigenvalue 1", "eigenvalue 2", "eigenvalue 3")
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
 def unmixed(data: Signals, V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

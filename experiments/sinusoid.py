@@ -86,8 +86,7 @@ def draw(found: Found, path: Path) -> None:
     save(figure, path)
 
 
-def main(out: Path) -> None:
-    found = run()
+def report(found: Found, out: Path) -> None:
     draw(found, out / "sinusoid")
     write_csv(
         out / "sinusoid.csv",
@@ -117,4 +116,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    command_line(main)
+    command_line(lambda out: report(run(), out))

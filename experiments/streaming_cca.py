@@ -241,10 +241,7 @@ def draw(found: Found, path: Path) -> None:
 def rows_of(found: Found, name: str) -> list[list[str]]:
     rows = []
     for method, runs in found.curves[name].items():
-        last = [
-            spread(values[:, -1]) if len(values) > 1 else f"{values[0, -1]:.4f}"
-            for values in (runs.tcc, runs.proportion)
-        ]
+        last = [spread(values[:, -1]) for values in (runs.tcc, runs.proportion)]
         own = found.defaults[name].get(method)
         seconds = f"{np.median(runs.seconds[:, -1]):.2f}"
         seconds += f" + {np.median(runs.warm):.2f}" if runs.warm.any() else ""
@@ -265,14 +262,6 @@ def gained(found: Found, name: str, method: str) -> float:
     return float((tcc[-1] - tcc[-2]) / (1 - tcc[-2]))
 
 
-def min_of(found: Found, name: str, method: str) -> float:
-    return float(found.curves[name][method].tcc[:, -1].min())
-
-
-def max_of(found: Found, name: str, method: str) -> float:
-    return float(found.curves[name][method].tcc[:, -1].max())
-
-
 def main(out: Path) -> None:
     data = {}
     for name, load in DATA.items():
@@ -281,7 +270,10 @@ def main(out: Path) -> None:
             data[name] = load()
         else:
             print(f"{file} is not there: left out")
-    found = run(data)
+    report(run(data), out)
+
+
+def report(found: Found, out: Path) -> None:
     draw(found, out / "streaming_cca")
     columns: dict[str, list[Any]] = {"data": [], "method": [], "step size": [], "seed": []}
     columns |= {field: [] for field in Curve._fields}
@@ -295,17 +287,22 @@ def main(out: Path) -> None:
                         column.append(value)
     write_csv(out / "streaming_cca.csv", columns)
 
+    names = list(found.curves)
+
+    def captured(name: str, method: str) -> np.ndarray:
+        return found.curves[name][method].tcc[:, -1]
+
     def final(name: str, method: str) -> float:
-        return float(found.curves[name][method].tcc[:, -1].mean())
+        return float(captured(name, method).mean())
 
     header = ["method", "step size", "TCC", "proportion", "TCC at its own step size", "seconds"]
-    tables = "\n\n".join(f"## {name}\n\n{table(header, rows_of(found, name))}" for name in data)
-    competitive = all(final(name, ALGORITHM) > final(name, RSG) - 0.02 for name in data)
-    cheaper = all(seconds(found, name, ALGORITHM) < seconds(found, name, RSG) for name in data)
-    # What the last half of the rows adds, of what is still missing.
-    slowed = all(gained(found, name, RSG) < gained(found, name, ALGORITHM) for name in data)
-    ahead = [min_of(found, name, GAME) > max(max_of(found, name, method) for method in STEPPED) for name in data]
-    missing = [name for name in DATA if name not in data]
+    tables = "\n\n".join(f"## {name}\n\n{table(header, rows_of(found, name))}" for name in names)
+    competitive = all(final(name, ALGORITHM) > final(name, RSG) - 0.02 for name in names)
+    cheaper = all(seconds(found, name, ALGORITHM) < seconds(found, name, RSG) for name in names)
+    slowed = all(gained(found, name, RSG) < gained(found, name, ALGORITHM) for name in names)
+    ahead = [captured(n, GAME).min() > max(captured(n, method).max() for method in STEPPED) for n in names]
+    missing = [name for name in DATA if name not in names]
+    seeds = len(captured(names[0], GAME))
     write_page(
         out / "streaming_cca.md",
         "Streaming CCA, one pass (figure 3, bottom)",
@@ -314,22 +311,22 @@ def main(out: Path) -> None:
         f"{'Holds' if competitive else 'Does not hold'} that Algorithm 2 is competitive (no more than 0.02 behind) "
         "with step sizes chosen alike: it captures "
         + ", ".join(
-            f"{final(n, ALGORITHM):.3f} of {n}'s correlation where RSG+ captures {final(n, RSG):.3f}" for n in data
+            f"{final(n, ALGORITHM):.3f} of {n}'s correlation where RSG+ captures {final(n, RSG):.3f}" for n in names
         )
         + f". {'Holds' if cheaper else 'Does not hold'} that it costs less than RSG+, whose warm start is not "
         f"counted here. {'Holds' if slowed else 'Does not hold'} that RSG+ slows down: about the second half of "
         "the rows adds "
-        + ", ".join(f"{100 * gained(found, n, RSG):.0f}% of what it misses on {n}" for n in data)
+        + ", ".join(f"{100 * gained(found, n, RSG):.0f}% of what it misses on {n}" for n in names)
         + ", and to Algorithm 2 "
-        + ", ".join(f"{100 * gained(found, n, ALGORITHM):.0f}%" for n in data)
+        + ", ".join(f"{100 * gained(found, n, ALGORITHM):.0f}%" for n in names)
         + f". The accelerated game, which has no step size, captures "
-        f"{', '.join(f'{final(n, GAME):.4f}' for n in data)}: "
+        f"{', '.join(f'{final(n, GAME):.4f}' for n in names)}: "
         f"its worst seed is above the best of every method that has one on {sum(ahead)} of {len(ahead)} data sets."
         + (f" Left out, as their files are not there: {', '.join(missing)}." if missing else ""),
         f"""
 ![share of correlation captured against rows and seconds](streaming_cca.png)
 
-k = {K}, batches of {BATCH}, one pass, {SEEDS} seeds (order of the rows and first players), mean ± standard deviation.
+k = {K}, batches of {BATCH}, one pass, {seeds} seeds (order of the rows and first players), mean ± standard deviation.
 TCC: canonical correlations of the projected views, summed, over the exact sum. Proportion: the same with each
 pair's own correlation, as the paper has it. Step sizes: the best of {len(GRID)} from {GRID[0]:g} to {GRID[-1]:g}, the
 same for every method, on a tenth of the rows held out, with one seed; and each method's own (the paper's table 4;

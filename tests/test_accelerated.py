@@ -269,6 +269,23 @@ def test_the_first_rows_give_a_better_start_than_none():
 
 
 @pytest.mark.slow
+def test_a_small_device_keeps_fewer_of_the_first_rows():
+    """What is kept leaves room for a move: here a single block, which the game opens with."""
+    kept = []
+
+    def limit(state):
+        kept.append(gathering._bytes(state))
+        return gathering.MOVING * kept[-1]
+
+    with mock.patch.object(gathering, "_limit", limit):
+        result = es.solve(es.problems.cca(), batched(POWER), k=4, solver="game")
+    assert gathering.room(1.0, np.inf) == gathering.ROOM > gathering.room(1.0, gathering.MOVING) == 0
+    # Asked once, after the first block: the game has opened then.
+    assert len(kept) == 1
+    assert captured(POWER, result.V, 4) > 0.95
+
+
+@pytest.mark.slow
 def test_a_tolerance_does_not_stop_players_that_have_not_moved():
     X = np.random.default_rng(0).normal(size=(6000, 400)) / np.arange(1, 401) ** 0.5
     result = es.solve(es.problems.pca(), np.split(X, 60), 2, "game", half_life=5000, tol=0.05)

@@ -1,5 +1,7 @@
 """The paper's experiments, small: the direction of every claim that their pages report."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from experiments import (
     batch_size,
     common,
     ica_unmixing,
+    networks,
     neural_cca,
     proto_values,
     sequential,
@@ -15,6 +18,14 @@ from experiments import (
     sinusoid,
     streaming_cca,
 )
+
+
+def page(path):
+    """A page's text in one line, its pictures and data there."""
+    text = path.read_text()
+    for name in re.findall(r"\]\((\w+\.\w+)\)", text):
+        assert (path.parent / name).exists() or name.endswith(".md")
+    return " ".join(text.split())
 
 
 def test_three_forms_of_the_utility_are_one_curve():
@@ -27,7 +38,7 @@ def test_three_forms_of_the_utility_are_one_curve():
 
 
 @pytest.mark.slow
-def test_stopped_early_the_game_unmixes_better_and_run_on_it_is_eigh():
+def test_stopped_early_the_game_unmixes_better_and_run_on_it_is_eigh(tmp_path):
     found = ica_unmixing.run(seeds=4, longer=3, overfit_steps=30_000)
     worst = {name: values.min(1) for name, values in found.correlations.items()}
     assert (worst[ica_unmixing.GAME] - worst[ica_unmixing.EXACT]).mean() > 0.01
@@ -35,27 +46,42 @@ def test_stopped_early_the_game_unmixes_better_and_run_on_it_is_eigh():
         assert np.abs(worst[name] - worst[ica_unmixing.EXACT]).max() < 0.02
     assert worst[ica_unmixing.FAST].min() > 0.99
     np.testing.assert_allclose(found.grid[0, 0], found.correlations[ica_unmixing.EXACT])
+    ica_unmixing.report(found, tmp_path)
+    text = page(tmp_path / "ica_unmixing.md")
+    assert f"{worst[ica_unmixing.GAME].mean():.4f} against {worst[ica_unmixing.EXACT].mean():.4f}" in text
+    # Turned round, the claim is not shown.
+    turned = found.correlations | {ica_unmixing.GAME: found.correlations[ica_unmixing.EXACT] - 0.1}
+    ica_unmixing.report(found._replace(correlations=turned), tmp_path)
+    assert "**Here.** Not shown that Algorithm 2 as run" in page(tmp_path / "ica_unmixing.md")
 
 
 @pytest.mark.slow
-def test_independent_rows_settle_where_the_whole_data_does_and_shared_ones_do_not():
+def test_independent_rows_settle_where_the_whole_data_does_and_shared_ones_do_not(tmp_path):
     b = signals.N // 50
-    found = batch_size.run((b,), seeds=2, passes=2000)
+    found = batch_size.run((signals.N, signals.N // 4, b), seeds=2, passes=2000)
     independent, same = (np.abs(found.bias((b, kind)).mean(0)).max() for kind in (True, False))
     assert independent < 0.005
     assert same > 3 * independent
+    batch_size.report(found, tmp_path)
+    text = page(tmp_path / "batch_size.md")
+    assert "**Here.** Holds with independent rows" in text
+    assert f"{100 * same:.1f}% at n/50" in text
 
 
 @pytest.mark.slow
-def test_players_that_learn_one_after_another_end_further_away():
+def test_players_that_learn_one_after_another_end_further_away(tmp_path):
     b = signals.N // 4
     found = sequential.run((b,), seeds=6, passes=2000)
     apart = [np.median(found.errors(curves[b])[:, 2]) for curves in (found.sequential, found.parallel)]
     assert apart[0] > 2 * apart[1]
+    sequential.report(found, tmp_path)
+    assert "**Here.** Holds that learning one after another is worse" in page(tmp_path / "sequential.md")
+    sequential.report(found._replace(parallel=found.sequential, sequential=found.parallel), tmp_path)
+    assert "**Here.** Does not hold that learning one after another" in page(tmp_path / "sequential.md")
 
 
 @pytest.mark.slow
-def test_the_accelerated_game_captures_more_than_any_chosen_step_size():
+def test_the_accelerated_game_captures_more_than_any_chosen_step_size(tmp_path):
     name = "Mediamill-like"
     found = streaming_cca.run({name: es.datasets.mediamill_like(3000)}, seeds=1, grid=(0.1,))
     captured = {method: runs.tcc[:, -1].mean() for method, runs in found.curves[name].items()}
@@ -63,26 +89,34 @@ def test_the_accelerated_game_captures_more_than_any_chosen_step_size():
     assert captured[streaming_cca.GAME] > max(captured[m] for m in streaming_cca.STEPPED)
     assert captured[streaming_cca.GAME] > 0.98
     assert found.curves[name][streaming_cca.RSG].warm.min() > 0
+    streaming_cca.report(found, tmp_path)
+    text = page(tmp_path / "streaming_cca.md")
+    assert "on 1 of 1 data sets. Left out, as their files are not there: MNIST, CIFAR-10." in text
 
 
 @pytest.mark.slow
-def test_later_networks_are_nearer_to_the_last_and_the_game_finds_the_exact_subspace():
+def test_later_networks_are_nearer_to_the_last_and_the_game_finds_the_exact_subspace(tmp_path):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 2560)
     patterns = rng.integers(0, 256, (10, 32, 32, 3))
     images = ((3 * patterns[labels] + rng.integers(0, 256, (2560, 32, 32, 3))) // 4).astype(np.uint8)
     data = {"x_train": images[:2048], "y_train": labels[:2048], "x_test": images[2048:], "y_test": labels[2048:]}
-    net = neural_cca.Architecture((6, 4), (2, 1), 12, ("conv2", "dense"), 150, (0, 60), 1)
-    found = neural_cca.run(net, data, k=20, batch=256)
+    net = networks.Architecture((6, 4), (2, 1), 12, ("conv2", "dense"), 150, (0, 60))
+    found = neural_cca.run(neural_cca.Plan(net, 20, 1, steps=300), data, batch=256, k=20)
     assert found["d"] == 2 * (4 * 16 + 12)
     assert found["accuracy"] > 0.3
     first, later = neural_cca.means(found)
     assert later > first
     assert max(step["subspace error"] for step in found["steps"].values()) < 0.002
+    common.write_json(tmp_path / "neural_cca_quick.json", found)
+    neural_cca.write(tmp_path)
+    text = page(tmp_path / "neural_cca.md")
+    assert "**Here.** Holds that later networks correlate more" in text
+    assert "want a GPU and are not among the runs" in text
 
 
 def test_the_paper_s_networks_have_as_many_activations_as_it_says():
-    for d, net in neural_cca.NETWORKS.items():
+    for d, net in networks.NETWORKS.items():
         sizes, side = [], 32
         for channels, stride in zip(net.channels, net.strides, strict=True):
             side //= 2 * stride
@@ -92,22 +126,24 @@ def test_the_paper_s_networks_have_as_many_activations_as_it_says():
 
 
 @pytest.mark.slow
-def test_proto_values_come_out_of_a_random_walk():
+def test_proto_values_come_out_of_a_random_walk(tmp_path):
     found = proto_values.run(steps=60_000, seeds=1, k=4)
     assert found.errors[proto_values.EXACT][0] < 0.01
     assert found.errors[proto_values.GAME][0] < 0.05
     assert found.successor_errors[proto_values.GAME][0] < found.best_successor_error + 0.03
+    proto_values.report(found, tmp_path)
+    assert "**Here.** Holds: from" in page(tmp_path / "proto_values.md")
 
 
 def test_pages_say_what_was_found_and_how(tmp_path):
-    sinusoid.main(tmp_path)
+    sinusoid.report(sinusoid.run(), tmp_path)
     text = (tmp_path / "sinusoid.md").read_text()
     assert "`python -m experiments.sinusoid`" in text
     assert "Holds: the eigenvectors are 70.7° apart" in text
     assert max(map(len, text.splitlines())) <= 120
     assert {p.suffix for p in tmp_path.iterdir()} == {".md", ".csv", ".png", ".svg"}
     before = {p: p.read_bytes() for p in tmp_path.iterdir()}
-    sinusoid.main(tmp_path)
+    sinusoid.report(sinusoid.run(), tmp_path)
     assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
     assert common.table(["a", "b"], [["x", 0.123456]]).splitlines()[-1] == "| x | 0.1235 |"
 

@@ -63,8 +63,9 @@ BLOCK, FIRST_BLOCK = 512, 256
 FEW = 4
 #: The most numbers in a block.
 NUMBERS = 2**23
-#: The first rows are kept while they take no more than so many times the memory of the state.
-ROOM = 2
+#: The first rows are kept while they take no more than so many times the memory of the state. Where a device's memory
+#: has an end, so many times as much is left for a move.
+ROOM, MOVING = 2, 5
 #: The most moves on the first rows, on all rows where they are all kept, and the share of the first that are judges.
 OPENING, MOST, JUDGES = 12, 100, 6
 #: Moves in a row that may be worse than the best one on the judges, whose few rows are noisy.
@@ -156,7 +157,7 @@ class Gathering(Playing):
                 self._learn(_gather, block)
                 continue
             self._keep(block)
-            if self._weight > ROOM * _bytes(self.state):
+            if self._weight > room(_bytes(self.state), _limit(self.state)):
                 self._open()
 
     def _run(self, f: Any, *more: Any) -> None:
@@ -325,6 +326,19 @@ class Gathering(Playing):
             self.outliers.warn()
             message += f"; {self.outliers.report()}"
         return self.sign * lam, V, rest, known.converged, message
+
+
+def room(state: float, limit: float) -> float:
+    """Bytes of first rows that are kept beside a state of so many, on a device of so many."""
+    return min(ROOM * state, limit - MOVING * state)
+
+
+def _limit(state: Any) -> float:
+    """The bytes of the devices that share out the players, so far as they say."""
+    players = jax.tree.leaves(state)[0]
+    shard = players.addressable_shards[0]
+    limit = (shard.device.memory_stats() or {}).get("bytes_limit", np.inf)
+    return limit * players.nbytes / shard.data.nbytes
 
 
 def _bytes(tree: Tree) -> int:

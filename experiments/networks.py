@@ -1,0 +1,138 @@
+"""The paper's networks for CIFAR-10: made, trained, and their activations taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+
+class Architecture(NamedTuple):
+    """A network like those of the paper's table 5: 3×3 convolutions, each with 2×2 pooling, and one dense layer."""
+
+    channels: tuple[int, ...]
+    strides: tuple[int, ...]
+    dense: int
+    #: Layers whose activations are taken.
+    harvested: tuple[str, ...]
+    #: Steps of training, those at which the network is kept, and the first step size.
+    steps: int
+    kept: tuple[int, ...]
+    rate: float = 1e-3
+
+
+#: By the number of activations of two networks together: the paper's two, and one past a million in their manner.
+NETWORKS = {
+    2_048: Architecture((64, 32), (2, 1), 512, ("conv2", "dense"), 25_000, (0, 100, 1000, 5000, 10_000)),
+    116_736: Architecture(
+        (128, 256, 512), (1, 1, 1), 1024, ("conv1", "conv2", "conv3", "dense"), 10_000, (0, 100, 1000, 5000)
+    ),
+    1_000_448: Architecture(
+        (1152, 2304, 3456), (1, 1, 1), 2560, ("conv1", "conv2", "conv3", "dense"), 1000, (0, 100), 2e-4
+    ),
+}
+#: Images that go through a network at once: more would fill the memory with what is between its layers.
+AT_ONCE = 256
+
+
+def init(net: Architecture, key: Any) -> dict[str, Any]:
+    """Weights after He et al., biases 0."""
+    sizes, params, size = (3, *net.channels), {}, 32
+    for i, (a, b, stride) in enumerate(zip(sizes, net.channels, net.strides, strict=False), start=1):
+        key, now = jax.random.split(key)
+        params[f"conv{i}"] = jax.random.normal(now, (3, 3, a, b)) * (2 / (9 * a)) ** 0.5, jnp.zeros(b)
+        size //= 2 * stride
+    for name, a, b in (("dense", size**2 * net.channels[-1], net.dense), ("out", net.dense, 10)):
+        key, now = jax.random.split(key)
+        params[name] = jax.random.normal(now, (a, b)) * (2 / a) ** 0.5, jnp.zeros(b)
+    return params
+
+
+def forward(net: Architecture, params: dict[str, Any], images: jax.Array) -> dict[str, jax.Array]:
+    """Every layer's activations on images of bytes."""
+    x, out = images.astype(jnp.float32) / 127.5 - 1, {}
+    for i, stride in enumerate(net.strides, start=1):
+        W, b = params[f"conv{i}"]
+        x = jax.lax.conv_general_dilated(x, W, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        x = jax.lax.reduce_window(jax.nn.relu(x + b), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        out[f"conv{i}"] = x
+    W, b = params["dense"]
+    out["dense"] = jax.nn.relu(x.reshape(len(x), -1) @ W + b)
+    W, b = params["out"]
+    return {**out, "out": out["dense"] @ W + b}
+
+
+def train(net: Architecture, images: jax.Array, labels: jax.Array, seed: int = 0) -> dict[int, dict[str, Any]]:
+    """The network at its kept steps and at the last."""
+    optimizer = optax.adam(optax.cosine_decay_schedule(net.rate, net.steps))
+    params = init(net, jax.random.key(seed))
+    state = optimizer.init(params)
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        return optax.softmax_cross_entropy_with_integer_labels(forward(net, params, x)["out"], y).mean()
+
+    @partial(jax.jit, donate_argnums=(0, 1), static_argnums=4)
+    def several(params: Any, state: Any, key: Any, data: Any, count: int) -> Any:
+        def one(carry: Any, key: Any) -> Any:
+            params, state = carry
+            chosen = jax.random.randint(key, (256,), 0, len(data[0]))
+            change, state = optimizer.update(jax.grad(loss)(params, data[0][chosen], data[1][chosen]), state, params)
+            return (optax.apply_updates(params, change), state), None
+
+        return jax.lax.scan(one, (params, state), jax.random.split(key, count))[0]
+
+    found, before = {}, 0
+    for upto in (*net.kept, net.steps):
+        for lo in range(before, upto, 500):
+            count = min(500, upto - lo)
+            key = jax.random.fold_in(jax.random.key(seed + 1), lo)
+            params, state = several(params, state, key, (images, labels), count)
+        found[upto], before = jax.tree.map(jnp.copy, params), upto
+    return found
+
+
+def accuracy(net: Architecture, params: Any, images: jax.Array, labels: jax.Array) -> float:
+    run = jax.jit(lambda x: forward(net, params, x)["out"].argmax(1))
+    guesses = [run(images[lo : lo + 1000]) for lo in range(0, len(images), 1000)]
+    return float((jnp.concatenate(guesses) == labels).mean())
+
+
+class Images:
+    """Batches of images that lie on the device, in another order each time; the last few are left out."""
+
+    def __init__(self, images: jax.Array, batch: int, seed: int = 0):
+        self.images, self.batch, self.rng = images, batch, np.random.default_rng(seed)
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        order = self.rng.permutation(len(self.images))
+        for lo in range(0, len(order) - self.batch + 1, self.batch):
+            yield self.images[np.sort(order[lo : lo + self.batch])]
+
+
+@partial(jax.jit, static_argnums=0)
+def harvest(net: Architecture, params: Any, images: jax.Array) -> dict[str, jax.Array]:
+    """The activations that are compared, (images, units) of every layer."""
+
+    def one(x: jax.Array) -> dict[str, jax.Array]:
+        found = forward(net, params, x)
+        return {name: found[name].reshape(len(x), -1) for name in net.harvested}
+
+    if len(images) % AT_ONCE:
+        return one(images)
+    parts = jax.lax.map(one, images.reshape(-1, AT_ONCE, *images.shape[1:]))
+    return jax.tree.map(lambda x: x.reshape(len(images), -1), parts)
+
+
+class Pair:
+    """Two networks' activations on the same images: a stream for CCA that starts anew each time."""
+
+    def __init__(self, net: Architecture, a: Any, b: Any, images: Images):
+        self.net, self.both, self.images = net, (a, b), images
+
+    def __iter__(self) -> Iterator[tuple[dict[str, jax.Array], ...]]:
+        return (tuple(harvest(self.net, params, x) for params in self.both) for x in self.images)
