@@ -33,7 +33,7 @@ NETWORKS = {
         (128, 256, 512), (1, 1, 1), 1024, ("conv1", "conv2", "conv3", "dense"), 10_000, (0, 100, 1000, 5000)
     ),
     1_000_448: Architecture(
-        (1152, 2304, 3456), (1, 1, 1), 2560, ("conv1", "conv2", "conv3", "dense"), 1000, (0, 100), 2e-4
+        (1152, 2304, 3456), (1, 1, 1), 2560, ("conv1", "conv2", "conv3", "dense"), 600, (0, 60), 2e-4
     ),
 }
 #: Images that go through a network at once: more would fill the memory with what is between its layers.
@@ -59,7 +59,8 @@ def forward(net: Architecture, params: dict[str, Any], images: jax.Array) -> dic
     for i, stride in enumerate(net.strides, start=1):
         W, b = params[f"conv{i}"]
         x = jax.lax.conv_general_dilated(x, W, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        x = jax.lax.reduce_window(jax.nn.relu(x + b), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        n, side = x.shape[:2]
+        x = jax.nn.relu(x + b).reshape(n, side // 2, 2, side // 2, 2, -1).max((2, 4))
         out[f"conv{i}"] = x
     W, b = params["dense"]
     out["dense"] = jax.nn.relu(x.reshape(len(x), -1) @ W + b)
@@ -76,23 +77,19 @@ def train(net: Architecture, images: jax.Array, labels: jax.Array, seed: int = 0
     def loss(params: Any, x: Any, y: Any) -> Any:
         return optax.softmax_cross_entropy_with_integer_labels(forward(net, params, x)["out"], y).mean()
 
-    @partial(jax.jit, donate_argnums=(0, 1), static_argnums=4)
-    def several(params: Any, state: Any, key: Any, data: Any, count: int) -> Any:
-        def one(carry: Any, key: Any) -> Any:
-            params, state = carry
-            chosen = jax.random.randint(key, (256,), 0, len(data[0]))
-            change, state = optimizer.update(jax.grad(loss)(params, data[0][chosen], data[1][chosen]), state, params)
-            return (optax.apply_updates(params, change), state), None
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(params: Any, state: Any, key: Any, data: Any) -> Any:
+        chosen = jax.random.randint(key, (256,), 0, len(data[0]))
+        change, state = optimizer.update(jax.grad(loss)(params, data[0][chosen], data[1][chosen]), state, params)
+        return optax.apply_updates(params, change), state
 
-        return jax.lax.scan(one, (params, state), jax.random.split(key, count))[0]
-
-    found, before = {}, 0
-    for upto in (*net.kept, net.steps):
-        for lo in range(before, upto, 500):
-            count = min(500, upto - lo)
-            key = jax.random.fold_in(jax.random.key(seed + 1), lo)
-            params, state = several(params, state, key, (images, labels), count)
-        found[upto], before = jax.tree.map(jnp.copy, params), upto
+    found = {}
+    keys = jax.random.split(jax.random.key(seed + 1), net.steps)
+    for t in range(net.steps + 1):
+        if t in (*net.kept, net.steps):
+            found[t] = jax.tree.map(jnp.copy, params)
+        if t < net.steps:
+            params, state = step(params, state, keys[t], (images, labels))
     return found
 
 

@@ -40,22 +40,25 @@ class Plan(NamedTuple):
     steps: int = 0
     #: The states that the game compares; all, if None.
     played: tuple[int, ...] | None = None
+    #: Of the game's products.
+    precision: str | None = None
 
 
 #: A million dimensions leave room for 256 players of the game on one GPU: each has ten vectors of that length.
 PLANS = {
-    "2048": Plan(NETWORKS[2_048], K, 3, 20_000),
+    "2048": Plan(NETWORKS[2_048], K, 3, 10_000, precision="float32"),
     "116736": Plan(NETWORKS[116_736], K, 3, 1500),
     "1000448": Plan(NETWORKS[1_000_448], 256, 2, 150),
 }
 #: What two CPU cores do in a few minutes.
-QUICK = Plan(NETWORKS[2_048]._replace(steps=1500, kept=(0, 30, 100, 300, 800)), K, 1, played=(100,))
+QUICK = Plan(NETWORKS[2_048]._replace(steps=800, kept=(0, 30, 100, 300)), K, 1, played=(100,))
 
 
 def game(plan: Plan, pair: Pair) -> tuple[dict[str, Any], Any]:
     """What the accelerated game finds, in how many seconds with the activations it reads; and its directions."""
     start = time.perf_counter()
-    result = es.solve(es.problems.cca(ridge=RIDGE), pair, plan.k, "game", max_epochs=plan.passes)
+    problem, options = es.problems.cca(ridge=RIDGE), {"max_epochs": plan.passes, "precision": plan.precision}
+    result = es.solve(problem, pair, plan.k, "game", **options)
     spent = time.perf_counter() - start
     heldout = np.full(plan.k, np.nan) if result.heldout is None else result.heldout
     found = {"correlations": result.eigenvalues, "held out": heldout, "residuals": result.residuals}
@@ -120,7 +123,8 @@ class Truth(NamedTuple):
         problem = es.problems.cca(ridge=RIDGE)
         run = Run(problem, k, "exact")
         for batch in pair:
-            run.take(batch)
+            # Sums of float32 numbers could not tell variances as small as the ridge from rounding.
+            run.take(jax.tree.map(lambda x: np.asarray(x, np.float64), batch))
         result, state = run.result(), run.engine.state
         # The problem's own products, of its sums.
         _, B = problem.products(state.statistics.operands(), trees.identity(state.template))
@@ -136,8 +140,11 @@ class Truth(NamedTuple):
         return es.metrics.subspace_error(trees.columns(V)[:, :count], self.V[:, :count], self.B)
 
 
-def run(plan: Plan, data: dict[str, np.ndarray], batch: int = BATCH, k: int = K) -> dict[str, Any]:
-    """Train, then compare every kept network with the last: by the game and, where that can be, exactly."""
+def run(plan: Plan, data: dict[str, np.ndarray], file: Path, batch: int = BATCH, k: int = K) -> dict[str, Any]:
+    """Train, then compare every kept network with the last: by the game and, where that can be, exactly.
+
+    What is found is in the file from the first comparison on.
+    """
     net = plan.net
     images, tests = jnp.asarray(data["x_train"]), jnp.asarray(data["x_test"])
     labels, test_labels = (jnp.asarray(data[name].astype(np.int32)) for name in ("y_train", "y_test"))
@@ -146,6 +153,7 @@ def run(plan: Plan, data: dict[str, np.ndarray], batch: int = BATCH, k: int = K)
     last = networks[net.steps]
     found: dict[str, Any] = {"seconds of training": time.perf_counter() - start, "device": jax.devices()[0].device_kind}
     found |= {"accuracy": accuracy(net, last, tests, test_labels), "images": len(images)}
+    print({key: found[key] for key in ("seconds of training", "accuracy")}, flush=True)
     d = 2 * sum(x[0].size for x in harvest(net, last, images[:1]).values())
     found |= {"d": d, "k": plan.k, "batch": batch, "passes": plan.passes, "training steps": net.steps, "steps": {}}
     found["all play"] = es.solvers.Game().players(d, plan.k) == d
@@ -162,8 +170,11 @@ def run(plan: Plan, data: dict[str, np.ndarray], batch: int = BATCH, k: int = K)
         if plan.steps and t == net.kept[1]:
             stepped, V = algorithm_two(learned, plan.steps, k)
             stepped |= {"on test images": on_images(tested, V)}
-            found["Algorithm 2"] = stepped | ({} if truth is None else {"subspace error": truth.error(V)})
+            stepped |= {} if truth is None else {"subspace error": truth.error(V)}
+            found["Algorithm 2"] = stepped
+            print({key: value for key, value in stepped.items() if np.ndim(value) == 0}, flush=True)
         found["steps"][str(t)] = one
+        write_json(file, found)
         print(d, t, {key: one[key] for key in ("seconds", "subspace error", "message") if key in one}, flush=True)
     return found
 
@@ -186,7 +197,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 def main(out: Path, small: bool) -> None:
     data = es.datasets.cifar10()
     for name, plan in ({"quick": QUICK} if small else PLANS).items():
-        write_json(out / f"neural_cca_{name}.json", run(plan, data))
+        run(plan, data, out / f"neural_cca_{name}.json")
     write(out)
 
 
