@@ -152,7 +152,7 @@ def run(plan: Plan, data: dict[str, np.ndarray], file: Path, batch: int = BATCH,
     networks = jax.block_until_ready(train(net, images, labels))
     last = networks[net.steps]
     found: dict[str, Any] = {"seconds of training": time.perf_counter() - start, "device": jax.devices()[0].device_kind}
-    found |= {"accuracy": accuracy(net, last, tests, test_labels), "images": len(images)}
+    found |= {"accuracy": accuracy(net, last, tests, test_labels), "images": len(images) // batch * batch}
     print({key: found[key] for key in ("seconds of training", "accuracy")}, flush=True)
     d = 2 * sum(x[0].size for x in harvest(net, last, images[:1]).values())
     found |= {"d": d, "k": plan.k, "batch": batch, "passes": plan.passes, "training steps": net.steps, "steps": {}}
@@ -262,8 +262,8 @@ def means(one: dict[str, Any]) -> list[float]:
 
 
 def curve_of(step: dict[str, Any]) -> tuple[str, np.ndarray]:
-    """Correlations by component: exact ones or, where there are none, the game's on rows not learned from."""
-    kind = "exact" if "exact" in step else "held out"
+    """Correlations by component: exact ones or, where there are none, the game's on test images."""
+    kind = "exact" if "exact" in step else "on test images"
     return kind, np.array([np.nan if x is None else x for x in step[kind]], float)
 
 
