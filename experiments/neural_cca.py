@@ -33,9 +33,10 @@ class Plan(NamedTuple):
     """How a network's kept states are compared with its last."""
 
     net: Architecture
-    #: Components of the game, and its passes over the images.
+    #: Components of the game, its passes over the images, and the images in its batches.
     k: int
     passes: int
+    batch: int = BATCH
     #: Steps of Algorithm 2 with `K` players, on the second of the states kept.
     steps: int = 0
     #: The states that the game compares; all, if None.
@@ -46,9 +47,9 @@ class Plan(NamedTuple):
 
 #: A million dimensions leave room for 256 players of the game on one GPU: each has ten vectors of that length.
 PLANS = {
-    "2048": Plan(NETWORKS[2_048], K, 3, 10_000, precision="float32"),
-    "116736": Plan(NETWORKS[116_736], K, 3, 1500),
-    "1000448": Plan(NETWORKS[1_000_448], 256, 2, 150),
+    "2048": Plan(NETWORKS[2_048], K, 3, steps=5000, precision="float32"),
+    "116736": Plan(NETWORKS[116_736], K, 3, steps=1500),
+    "1000448": Plan(NETWORKS[1_000_448], 256, 2, batch=1024, steps=150),
 }
 #: What two CPU cores do in a few minutes.
 QUICK = Plan(NETWORKS[2_048]._replace(steps=800, kept=(0, 30, 100, 300)), K, 1, played=(100,))
@@ -140,7 +141,7 @@ class Truth(NamedTuple):
         return es.metrics.subspace_error(trees.columns(V)[:, :count], self.V[:, :count], self.B)
 
 
-def run(plan: Plan, data: dict[str, np.ndarray], file: Path, batch: int = BATCH, k: int = K) -> dict[str, Any]:
+def run(plan: Plan, data: dict[str, np.ndarray], file: Path, k: int = K) -> dict[str, Any]:
     """Train, then compare every kept network with the last: by the game and, where that can be, exactly.
 
     What is found is in the file from the first comparison on.
@@ -152,13 +153,14 @@ def run(plan: Plan, data: dict[str, np.ndarray], file: Path, batch: int = BATCH,
     networks = jax.block_until_ready(train(net, images, labels))
     last = networks[net.steps]
     found: dict[str, Any] = {"seconds of training": time.perf_counter() - start, "device": jax.devices()[0].device_kind}
-    found |= {"accuracy": accuracy(net, last, tests, test_labels), "images": len(images) // batch * batch}
+    found |= {"accuracy": accuracy(net, last, tests, test_labels), "images": len(images) // plan.batch * plan.batch}
     print({key: found[key] for key in ("seconds of training", "accuracy")}, flush=True)
     d = 2 * sum(x[0].size for x in harvest(net, last, images[:1]).values())
-    found |= {"d": d, "k": plan.k, "batch": batch, "passes": plan.passes, "training steps": net.steps, "steps": {}}
+    found |= {"d": d, "k": plan.k, "batch": plan.batch, "passes": plan.passes, "training steps": net.steps, "steps": {}}
     found["all play"] = es.solvers.Game().players(d, plan.k) == d
     for t in net.kept:
-        learned, tested = (Pair(net, networks[t], last, Images(x, size)) for x, size in ((images, batch), (tests, 500)))
+        both = net, networks[t], last
+        learned, tested = (Pair(*both, Images(x, size)) for x, size in ((images, plan.batch), (tests, 500)))
         one: dict[str, Any] = {}
         truth = Truth.of(learned, plan.k) if d < 10_000 else None
         if truth is not None:
@@ -168,7 +170,7 @@ def run(plan: Plan, data: dict[str, np.ndarray], file: Path, batch: int = BATCH,
             one |= played | {"on test images": on_images(tested, V)}
             one |= {} if truth is None else {"subspace error": truth.error(V)}
         if plan.steps and t == net.kept[1]:
-            stepped, V = algorithm_two(learned, plan.steps, k)
+            stepped, V = algorithm_two(Pair(*both, Images(images, BATCH)), plan.steps, k)
             stepped |= {"on test images": on_images(tested, V)}
             stepped |= {} if truth is None else {"subspace error": truth.error(V)}
             found["Algorithm 2"] = stepped
