@@ -37,8 +37,9 @@ class Plan(NamedTuple):
     k: int
     passes: int
     batch: int = BATCH
-    #: Steps of Algorithm 2 with `K` players, on the second of the states kept.
+    #: Steps of Algorithm 2 with `K` players, on the second of the states kept; and its step size, the paper's.
     steps: int = 0
+    rate: float = 1e-4
     #: The states that the game compares; all, if None.
     played: tuple[int, ...] | None = None
     #: Of the game's products.
@@ -47,7 +48,7 @@ class Plan(NamedTuple):
 
 #: A million dimensions leave room for 256 players of the game on one GPU: each has ten vectors of that length.
 PLANS = {
-    "2048": Plan(NETWORKS[2_048], K, 3, steps=5000, precision="float32"),
+    "2048": Plan(NETWORKS[2_048], K, 3, steps=5000, rate=1e-3, precision="float32"),
     "116736": Plan(NETWORKS[116_736], K, 3, steps=1500),
     "1000448": Plan(NETWORKS[1_000_448], 256, 2, batch=1024, steps=150),
 }
@@ -66,9 +67,9 @@ def game(plan: Plan, pair: Pair) -> tuple[dict[str, Any], Any]:
     return found | {"seconds": spent, "message": result.message}, result.eigenvectors
 
 
-def algorithm_two(pair: Pair, steps: int, k: int) -> tuple[dict[str, Any], Any]:
+def algorithm_two(pair: Pair, steps: int, base: float, k: int) -> tuple[dict[str, Any], Any]:
     """Algorithm 2 with Adam and the paper's schedule, shortened: what its steps take, and its directions."""
-    rate = es.solvers.warmup_harmonic(base=1e-3, final=1e-5, warmup=max(1, steps // 20), total=steps)
+    rate = es.solvers.warmup_harmonic(base=base, final=base / 100, warmup=max(1, steps // 20), total=steps)
     solver = es.solvers.Paper(optimizer=optax.adam, learning_rate=rate, averaging=0.01, independent=False)
     run = Run(es.problems.cca(ridge=RIDGE), k, solver)
 
@@ -170,7 +171,7 @@ def run(plan: Plan, data: dict[str, np.ndarray], file: Path, k: int = K) -> dict
             one |= played | {"on test images": on_images(tested, V)}
             one |= {} if truth is None else {"subspace error": truth.error(V)}
         if plan.steps and t == net.kept[1]:
-            stepped, V = algorithm_two(Pair(*both, Images(images, BATCH)), plan.steps, k)
+            stepped, V = algorithm_two(Pair(*both, Images(images, BATCH)), plan.steps, plan.rate, k)
             stepped |= {"on test images": on_images(tested, V)}
             stepped |= {} if truth is None else {"subspace error": truth.error(V)}
             found["Algorithm 2"] = stepped

@@ -1,5 +1,6 @@
 """The accelerated game: identities of its parts, accuracy on planted problems, and what it says of itself."""
 
+import re
 from unittest import mock
 
 import jax
@@ -266,6 +267,22 @@ def test_the_first_rows_give_a_better_start_than_none():
     with mock.patch.object(gathering, "ROOM", 0):
         without = es.solve(es.problems.cca(), batched(views), k=4, solver="game")
     assert 1 - captured(views, with_them.V, 4) < 0.5 * (1 - captured(views, without.V, 4))
+
+
+def test_sketches_grow_with_the_components_asked_for():
+    template = jax.ShapeDtypeStruct((1, 5000), np.float32), jax.ShapeDtypeStruct((1, 700), np.float32)
+    for k, rank in ((4, 384), (192, 384), (600, 1200), (4000, 5000)):
+        assert es.solvers.Game()._rank(5000, k) == rank
+        assert es.solvers.Game()._rank(700, k) == 700
+        assert es.solvers.Game(rank=50)._rank(5000, k) == 50
+    state = jax.eval_shape(lambda: es.solvers.Game().init(es.problems.cca(), template, 300, jax.random.key(0)))
+    assert [len(sketch.seen) for sketch in state.metric] == [600, 700]
+
+
+def test_a_message_names_few_of_many_groups_that_cannot_be_told_apart():
+    X = np.random.default_rng(0).normal(size=(3000, 40)) * np.repeat(np.arange(20, 0, -1.0), 2)
+    result = es.solve(es.problems.pca(), np.split(X, 30), 30, "game")
+    assert re.search(r"\d+ to \d+, .* and \d+ more groups cannot be told apart", result.message)
 
 
 @pytest.mark.slow

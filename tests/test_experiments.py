@@ -102,7 +102,7 @@ def test_later_networks_are_nearer_to_the_last_and_the_game_finds_the_exact_subs
     images = ((3 * patterns[labels] + rng.integers(0, 256, (2560, 32, 32, 3))) // 4).astype(np.uint8)
     data = {"x_train": images[:2048], "y_train": labels[:2048], "x_test": images[2048:], "y_test": labels[2048:]}
     net = networks.Architecture((6, 4), (2, 1), 12, ("conv2", "dense"), 150, (0, 60))
-    plan = neural_cca.Plan(net, 20, 1, batch=256, steps=300)
+    plan = neural_cca.Plan(net, 20, 1, batch=256, steps=300, rate=1e-3)
     found = neural_cca.run(plan, data, tmp_path / "neural_cca_quick.json", k=20)
     assert found["d"] == 2 * (4 * 16 + 12)
     assert found["accuracy"] > 0.3

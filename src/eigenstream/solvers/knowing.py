@@ -13,6 +13,8 @@ ENOUGH = 0.01
 #: What is still to come, in gains of one move, and the share of the noise ``κ / rows`` that is lost to it. Fitted to
 #: planted problems of four kinds of spectra; see docs/results/acceleration.md.
 TO_COME, LOST = 1.8, 0.03
+#: Groups of eigenvalues that cannot be told apart, of which no more are named.
+NAMED = 4
 
 
 class HeldOut(NamedTuple):
@@ -87,7 +89,8 @@ def verdict(state: Any, rows_read: int, solved: bool = False) -> Verdict:
         words += f"; not converged, for {why}: about {_round(more)} more rows like these would do"
     found = clusters(lam, np.where(np.isfinite(errors), errors, 0))
     if found:
-        names = ", ".join(f"{a + 1} to {b + 1}" for a, b in found)
+        names = ", ".join(f"{a + 1} to {b + 1}" for a, b in found[:NAMED])
+        names += f" and {len(found) - NAMED} more groups" if len(found) > NAMED else ""
         words += f"; eigenvalues {names} cannot be told apart: what they span is determined, the vectors within are not"
     counts = [(state.refused, "moves were not finite and not taken"), (state.restarts, "times the rows changed")]
     words += "".join(f"; {int(count)} {what}" for count, what in counts if int(count))
