@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 PLANS = {
     "2048": Plan(NETWORKS[2_048], K, 3, steps=5000, rate=1e-3, precision="float32"),
     "116736": Plan(NETWORKS[116_736], K, 3, steps=1500),
-    "1000448": Plan(NETWORKS[1_000_448], 256, 2, batch=1024, steps=150),
+    "1000448": Plan(NETWORKS[1_000_448], 256, 2, batch=1024, steps=100),
 }
 #: What two CPU cores do in a few minutes.
 QUICK = Plan(NETWORKS[2_048]._replace(steps=800, kept=(0, 30, 100, 300)), K, 1, played=(100,))
@@ -170,15 +170,16 @@ def run(plan: Plan, data: dict[str, np.ndarray], file: Path, k: int = K) -> dict
             played, V = game(plan, learned)
             one |= played | {"on test images": on_images(tested, V)}
             one |= {} if truth is None else {"subspace error": truth.error(V)}
+        found["steps"][str(t)] = one
+        write_json(file, found)
+        print(d, t, {key: one[key] for key in ("seconds", "subspace error", "message") if key in one}, flush=True)
         if plan.steps and t == net.kept[1]:
             stepped, V = algorithm_two(Pair(*both, Images(images, BATCH)), plan.steps, plan.rate, k)
             stepped |= {"on test images": on_images(tested, V)}
             stepped |= {} if truth is None else {"subspace error": truth.error(V)}
             found["Algorithm 2"] = stepped
             print({key: value for key, value in stepped.items() if np.ndim(value) == 0}, flush=True)
-        found["steps"][str(t)] = one
-        write_json(file, found)
-        print(d, t, {key: one[key] for key in ("seconds", "subspace error", "message") if key in one}, flush=True)
+            write_json(file, found)
     return found
 
 

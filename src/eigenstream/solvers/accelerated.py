@@ -46,9 +46,8 @@ DOUBT = 0.5
 CLEAR = 0.1
 #: A sketch is updated at each move until it was so many times, then whenever rows have grown by this factor.
 EARLY, GROWTH = 6, 1.35
-#: Blocks of up to this dimension are sketched whole where no rank is asked for; larger by so many directions, or by
-#: so many for each component where that is more: those outside a sketch seem shorter than they are.
-WHOLE, RANK, EACH = 1024, 384, 2
+#: Blocks of up to this dimension are sketched whole where no rank is asked for; larger ones by so many directions.
+WHOLE, RANK = 1024, 384
 #: All play where the dimension is at most so many times the players there would be.
 ALL = 8
 #: How much of the held-out scores before a move still counts after it.
@@ -68,8 +67,8 @@ class Game:
     extra : int
         Players beyond those asked for, which make these converge faster.
     rank : int, optional
-        Rank of the sketch of each block of ``B`` that preconditions the moves; left out, 384 or twice the components
-        asked for, whichever is more, or all of a block of no more than 1,024 dimensions.
+        Rank of the sketch of each block of ``B`` that preconditions the moves; left out, 384, or all of a block of no
+        more than 1,024 dimensions.
     half_life : float, optional
         Rows after which a row counts half; None: all count alike.
     outlier : float
@@ -137,7 +136,7 @@ class Game:
             *products(tracked),
             N=jnp.zeros((tracked, tracked), dtype),
             gathered=Gathered(zero, *products(total)),
-            metric=self._start_metric(problem, batch, k),
+            metric=self._start_metric(problem, batch),
             memory=problem.start(batch),
             lam=jnp.zeros(K, dtype),
             size=zero,
@@ -159,7 +158,7 @@ class Game:
             failed=jnp.array(False),
         )
 
-    def _start_metric(self, problem: Problem, batch: Tree, k: int) -> Any:
+    def _start_metric(self, problem: Problem, batch: Tree) -> Any:
         template = problem.template(batch)
         zero = jnp.zeros((), jax.tree.leaves(template)[0].dtype)
         if problem.noiseless:
@@ -168,12 +167,10 @@ class Game:
             ones = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), template)
             return Diagonal(ones, zero, zero if problem.orthonormal else zero + 1)
         blocks = problem.blocks(template)
-        return tuple(Sketch.empty(block, self._rank(trees.size(block), k), problem.ridge) for block in blocks)
+        return tuple(Sketch.empty(block, self._rank(trees.size(block)), problem.ridge) for block in blocks)
 
-    def _rank(self, d: int, k: int) -> int:
-        if self.rank is not None:
-            return min(self.rank, d)
-        return min(max(RANK, EACH * k), d) if d > WHOLE else d
+    def _rank(self, d: int) -> int:
+        return min(self.rank if self.rank is not None else RANK if d > WHOLE else d, d)
 
     def step(self, problem: Problem, state: GameState, batch: Tree) -> tuple[GameState, Info]:
         """Learn from one batch, and move once enough rows are gathered."""
@@ -288,9 +285,12 @@ class Game:
         tiny = jnp.finfo(noisy.dtype).tiny
         Bv = trees.add(BV, trees.scale(known.kappa * jnp.diag(noisy)[:K], trees.part(PS, 0, K)))
         norms = jnp.maximum(trees.dot(V, Bv), tiny)
-        bare = jnp.maximum(trees.dot(V, BV), CLEAR * norms)
+        # Lengths with their noise, as where the players were found: a sketch makes those outside it too long.
+        bare = trees.dot(V, BV)
+        lengths = jnp.maximum(bare + known.kappa * jnp.diag(noisy)[:K], tiny)
+        bare = jnp.maximum(bare, CLEAR * norms)
         rewards = trees.dot(V, AV)
-        lam = jnp.where(jnp.arange(K) < found.rank, rewards / jnp.where(rewards > 0, norms, bare), 0)
+        lam = jnp.where(jnp.arange(K) < found.rank, rewards / jnp.where(rewards > 0, lengths, bare), 0)
         shift = 0.0 if problem.positive else 2 * jnp.maximum(0, -lam.min())
         pair = Products(AV, Bv), Products(AV, Bv)
         g = trees.scale(1 / norms, direction(V, [pair], Bv, norms, shift))
