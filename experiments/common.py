@@ -50,7 +50,10 @@ def write_json(path: Path, found: Any) -> None:
 
 
 def _plain(x: Any) -> Any:
-    return [None if isinstance(v, float) and np.isnan(v) else v for v in x.tolist()] if np.ndim(x) == 1 else x.tolist()
+    """An array as a list, to six digits; a scalar as a number."""
+    if np.ndim(x) != 1:
+        return x.tolist()
+    return [None if np.isnan(v) else float(f"{v:.6g}") if isinstance(v, float) else v for v in x.tolist()]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
