@@ -50,10 +50,10 @@ def write_json(path: Path, found: Any) -> None:
 
 
 def _plain(x: Any) -> Any:
-    """An array as a list, to six digits; a scalar as a number."""
-    if np.ndim(x) != 1:
+    """An array as a list, numbers to six digits; a scalar as it is."""
+    if np.ndim(x) == 0:
         return x.tolist()
-    return [None if np.isnan(v) else float(f"{v:.6g}") if isinstance(v, float) else v for v in x.tolist()]
+    return [_plain(v) if np.ndim(v) else None if np.isnan(v) else float(f"{v:.6g}") for v in x]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

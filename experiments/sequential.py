@@ -108,8 +108,8 @@ def report(found: Found, out: Path) -> None:
     draw(found, out / "sequential")
     seeds = len(next(iter(found.parallel.values())))
     both = [("together", found.parallel), ("one after another", found.sequential)]
-    runs = [(b, name, found.passes[b], curves[b][::2]) for b in found.passes for name, curves in both]
-    write_csv(out / "sequential.csv", columns("players", runs))
+    runs = [(b, name, found.passes[b], curves[b]) for b in found.passes for name, curves in both]
+    write_csv(out / "sequential.csv", columns("players", runs, every=2))
     lines, third = [], {}
     for b in found.passes:
         for name, curves in both:

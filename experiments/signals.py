@@ -119,12 +119,12 @@ def draw_players(axes: Any, passes: np.ndarray, curves: np.ndarray, data: Signal
     axes.set_xscale("log")
 
 
-def columns(kind: str, runs: list[tuple[int, Any, np.ndarray, np.ndarray]]) -> dict[str, list[Any]]:
-    """Every tenth look of runs ``(batch, of which kind, passes, quotients)``, as columns of a table."""
+def columns(kind: str, runs: list[tuple[int, Any, np.ndarray, np.ndarray]], every: int = 1) -> dict[str, list[Any]]:
+    """Every tenth look of runs ``(batch, of which kind, passes, quotients)``, of some seeds, as columns of a table."""
     rows = [
         [b, which, seed, float(passes[look]), *curves[seed, look].tolist()]
         for b, which, passes, curves in runs
-        for seed in range(len(curves))
+        for seed in range(0, len(curves), every)
         for look in range(9, curves.shape[1], 10)
     ]
     names = ("batch", kind, "seed", "passes", "eigenvalue 1", "eigenvalue 2", "eigenvalue 3")

@@ -190,7 +190,13 @@ def best_rate(views: Views, data: str, method: str, grid: tuple[float, ...]) -> 
     return max(grid, key=captured)
 
 
-def run(data: dict[str, tuple[np.ndarray, np.ndarray]], seeds: int = SEEDS, grid: tuple[float, ...] = GRID) -> Found:
+def run(
+    data: dict[str, tuple[np.ndarray, np.ndarray]],
+    seeds: int = SEEDS,
+    grid: tuple[float, ...] = GRID,
+    keep: Callable[[Found], None] = lambda found: None,
+) -> Found:
+    """All methods on all data sets; what was found so far is kept after each."""
     chosen: dict[str, dict[str, float]] = {}
     curves: dict[str, dict[str, Curve]] = {}
     defaults: dict[str, dict[str, Curve]] = {}
@@ -204,6 +210,7 @@ def run(data: dict[str, tuple[np.ndarray, np.ndarray]], seeds: int = SEEDS, grid
         print(
             name, {m: round(float(c.tcc[:, -1].mean()), 4) for m, c in curves[name].items()}, chosen[name], flush=True
         )
+        keep(Found(chosen, curves, defaults))
     return Found(chosen, curves, defaults)
 
 
@@ -270,7 +277,7 @@ def main(out: Path) -> None:
             data[name] = load()
         else:
             print(f"{file} is not there: left out")
-    report(run(data), out)
+    run(data, keep=lambda found: report(found, out))
 
 
 def report(found: Found, out: Path) -> None:
@@ -322,7 +329,7 @@ def report(found: Found, out: Path) -> None:
         + f". The accelerated game, which has no step size, captures "
         f"{', '.join(f'{final(n, GAME):.4f}' for n in names)}: "
         f"its worst seed is above the best of every method that has one on {sum(ahead)} of {len(ahead)} data sets."
-        + (f" Left out, as their files are not there: {', '.join(missing)}." if missing else ""),
+        + (f" Not among the runs below: {', '.join(missing)}." if missing else ""),
         f"""
 ![share of correlation captured against rows and seconds](streaming_cca.png)
 

@@ -1,6 +1,5 @@
 """The accelerated game: identities of its parts, accuracy on planted problems, and what it says of itself."""
 
-import re
 from unittest import mock
 
 import jax
@@ -270,8 +269,7 @@ def test_the_first_rows_give_a_better_start_than_none():
 
 
 @pytest.mark.slow
-def test_eigenvalues_do_not_depend_on_how_much_a_sketch_holds():
-    """Players outside a sketch are no shorter than others: what is reported is near what new rows show."""
+def test_eigenvalues_are_near_what_new_rows_show_however_little_a_sketch_holds():
     rng, n, d, shared, k = np.random.default_rng(0), 5000, 1200, 600, 60
     strength = np.linspace(1, 0.15, shared)
     Z = rng.normal(size=(n, shared)) * strength
@@ -283,17 +281,20 @@ def test_eigenvalues_do_not_depend_on_how_much_a_sketch_holds():
 
     X, Y = view(), view()
     batches = [(X[i : i + 500], Y[i : i + 500]) for i in range(0, 4000, 500)]
+    reported = []
     for rank in (24, 384):
         result = es.solve(es.problems.cca(ridge=1e-2), batches, k, es.solvers.Game(rank=rank), max_epochs=2)
         x, y = X[4000:] @ result.V[:d], Y[4000:] @ result.V[d:]
         shown = [np.corrcoef(a, b)[0, 1] for a, b in zip(x.T, y.T, strict=True)]
-        assert abs(result.eigenvalues.mean() - np.mean(shown)) < 0.08
+        reported.append(result.eigenvalues.mean())
+        assert abs(reported[-1] - np.mean(shown)) < 0.06
+    assert abs(reported[0] - reported[1]) < 0.06
 
 
-def test_a_message_names_few_of_many_groups_that_cannot_be_told_apart():
-    X = np.random.default_rng(0).normal(size=(3000, 40)) * np.repeat(np.arange(20, 0, -1.0), 2)
-    result = es.solve(es.problems.pca(), np.split(X, 30), 30, "game")
-    assert re.search(r"\d+ to \d+, .* and \d+ more groups cannot be told apart", result.message)
+def test_a_message_names_few_of_many_groups():
+    groups = [(i, i + 1) for i in range(0, 20, 2)]
+    assert knowing.named(groups[:2]) == "1 to 2, 3 to 4"
+    assert knowing.named(groups) == "1 to 2, 3 to 4, 5 to 6, 7 to 8 and 6 more groups"
 
 
 @pytest.mark.slow

@@ -288,7 +288,7 @@ class Game:
         # Lengths with their noise, as where the players were found: a sketch makes those outside it too long.
         bare = trees.dot(V, BV)
         lengths = jnp.maximum(bare + known.kappa * jnp.diag(noisy)[:K], tiny)
-        bare = jnp.maximum(bare, CLEAR * norms)
+        bare = jnp.maximum(bare, CLEAR * lengths)
         rewards = trees.dot(V, AV)
         lam = jnp.where(jnp.arange(K) < found.rank, rewards / jnp.where(rewards > 0, lengths, bare), 0)
         shift = 0.0 if problem.positive else 2 * jnp.maximum(0, -lam.min())

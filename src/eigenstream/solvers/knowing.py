@@ -89,9 +89,8 @@ def verdict(state: Any, rows_read: int, solved: bool = False) -> Verdict:
         words += f"; not converged, for {why}: about {_round(more)} more rows like these would do"
     found = clusters(lam, np.where(np.isfinite(errors), errors, 0))
     if found:
-        names = ", ".join(f"{a + 1} to {b + 1}" for a, b in found[:NAMED])
-        names += f" and {len(found) - NAMED} more groups" if len(found) > NAMED else ""
-        words += f"; eigenvalues {names} cannot be told apart: what they span is determined, the vectors within are not"
+        words += f"; eigenvalues {named(found)} cannot be told apart: "
+        words += "what they span is determined, the vectors within are not"
     counts = [(state.refused, "moves were not finite and not taken"), (state.restarts, "times the rows changed")]
     words += "".join(f"; {int(count)} {what}" for count, what in counts if int(count))
     return Verdict(converged, shortfall, words, heldout, errors)
@@ -102,6 +101,12 @@ def clusters(lam: np.ndarray, errors: np.ndarray) -> list[tuple[int, int]]:
     close = np.abs(np.diff(lam)) < np.maximum(np.hypot(errors[:-1], errors[1:]), 1e-4 * np.abs(lam).max(initial=0))
     edges = np.flatnonzero(np.diff(np.concatenate([[0], close.astype(int), [0]])))
     return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def named(groups: list[tuple[int, int]]) -> str:
+    """The first few groups, counted from 1, and how many more there are."""
+    names = ", ".join(f"{a + 1} to {b + 1}" for a, b in groups[:NAMED])
+    return names + (f" and {len(groups) - NAMED} more groups" if len(groups) > NAMED else "")
 
 
 def _round(rows: int) -> int:

@@ -150,7 +150,8 @@ class RSGPlus:
         across = x.T @ (y @ other.Q @ other.T) / b
         G = -across @ f.T.T
         blocks = x[: b // k * k].reshape(-1, k, x.shape[1])
-        G = G - self.principal * jax.vmap(lambda block: towards_span(f.Q, block))(blocks).mean(0)
+        # One after another: in XLA, batches of SVDs of both views at once were seen to wait for each other forever.
+        G = G - self.principal * jax.lax.map(lambda block: towards_span(f.Q, block), blocks).mean(0)
         G = G - f.Q @ (G.T @ f.Q)
         Q = qr(f.Q - self.learning_rate * unit_columns(G))
         turn = f.T.T @ unit_columns(-f.Q.T @ across)
