@@ -285,9 +285,9 @@ class Game:
         tiny = jnp.finfo(noisy.dtype).tiny
         Bv = trees.add(BV, trees.scale(known.kappa * jnp.diag(noisy)[:K], trees.part(PS, 0, K)))
         norms = jnp.maximum(trees.dot(V, Bv), tiny)
-        # Lengths with their noise, as where the players were found: a sketch makes those outside it too long.
+        # Lengths with their noise: a sketch makes those of players outside it too long, the small problem does not.
         bare = trees.dot(V, BV)
-        lengths = jnp.maximum(bare + known.kappa * jnp.diag(noisy)[:K], tiny)
+        lengths = jnp.minimum(norms, jnp.maximum(bare + known.kappa * jnp.diag(noisy)[:K], tiny))
         bare = jnp.maximum(bare, CLEAR * lengths)
         rewards = trees.dot(V, AV)
         lam = jnp.where(jnp.arange(K) < found.rank, rewards / jnp.where(rewards > 0, lengths, bare), 0)
