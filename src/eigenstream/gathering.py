@@ -202,8 +202,9 @@ class Gathering(Playing):
             self.state = best[1]._replace(metric=self.state.metric, memory=self.state.memory)
             self._left = float(self.state.due)
             self.info = jax.tree.map(np.array, self.solver.info(self.state))
-        # What was gained on the same rows again says nothing of rows to come.
-        self.state = self.state._replace(gains=jnp.full_like(self.state.gains, jnp.nan))
+        if judges:
+            # What was gained on the same rows again says nothing of rows to come.
+            self.state = self.state._replace(gains=jnp.full_like(self.state.gains, jnp.nan))
         for batch in judges:
             self._learn(_multiply, batch)
 
