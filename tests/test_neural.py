@@ -118,6 +118,7 @@ def test_the_game_gives_what_exact_sums_give(inputs):
     [
         ({"loader": iter([np.ones((4, 12))])}, "starts anew"),
         ({"loader": []}, "empty"),
+        ({"loader": np.ones((40, 12))}, "loader is one array, .*: give batches"),
         ({"layers": ["hiden"]}, "there is no hiden; there are hidden, out"),
         ({"variance": 2}, "between 0 and 1"),
         ({"n_components": 0}, "at least 1"),
@@ -210,3 +211,10 @@ class TestTorch:
         np.testing.assert_allclose(out["relu"].numpy(), np.maximum(inputs[0], 0))
         with pytest.raises(ValueError, match="gives a dict"), es.neural.activations(Twice(), [""]) as run:
             run(inputs[0])
+
+
+def test_a_tuple_is_a_layer_for_each_of_its_arrays(inputs):
+    W = np.random.default_rng(0).normal(size=(12, 6))
+    found = compare(lambda x: (x @ W, np.tanh(x @ W)), lambda x: [x, x @ W], inputs, per_layer=True, variance=None)
+    assert list(found) == ["output 1", "output 2"]
+    np.testing.assert_allclose(found["output 1"].correlations, 1, atol=1e-4)

@@ -241,6 +241,13 @@ def test_rayleigh_quotients_on_a_larger_batch():
     np.testing.assert_allclose(es.rayleigh_quotients(problem, views, V), wanted, atol=1e-5)
 
 
+def test_rayleigh_quotients_say_which_form_of_the_eigenvectors_they_take():
+    views = tuple(np.random.default_rng(i).normal(size=(200, 5)) for i in range(2))
+    result = es.solve(es.problems.cca(), [views], 2)
+    with pytest.raises(ValueError, match=r"result\.eigenvectors"):
+        es.rayleigh_quotients(es.problems.cca(), views, result.V)
+
+
 @pytest.mark.parametrize("name", ["pca", "ica", "lda"])
 def test_a_far_mean_changes_nothing_in_float32(name):
     """Deviations in 64ths stay exact beside 65536 and beside 0, so only the arithmetic can tell the two apart."""

@@ -72,8 +72,9 @@ def compare(
     ----------
     model_a, model_b : torch.nn.Module or function
         A module is run without gradients, in evaluation mode, and its activations are taken by forward hooks; with a
-        streaming solver those of a GPU never leave it. A function of a batch of inputs returns an array ``(b, ...)`` or
-        a dictionary of them, layer by layer. Every number of a layer is a unit, at every position of an image.
+        streaming solver those of a GPU never leave it. A function of a batch of inputs returns an array ``(b, ...)``, a
+        dictionary of them, layer by layer, or a tuple, whose layers are ``"output 1"`` and so on. Every number of a
+        layer is a unit, at every position of an image.
     loader : iterable
         Batches of inputs, or tuples whose first entry is one, as a PyTorch ``DataLoader`` gives them. Read twice for
         the summaries, so it has to start anew each time; shuffled, if ``solver`` is a streaming one.
@@ -116,6 +117,8 @@ def compare(
         raise ValueError(f"max_epochs={max_epochs!r}: give a whole number of at least 1")
     if variance is not None and not 0 < variance <= 1:
         raise ValueError(f"variance={variance!r}: give a share between 0 and 1, or None")
+    if isinstance(loader, np.ndarray) and loader.ndim == 2 and loader.dtype.kind == "f":
+        raise ValueError(f"loader is one array, {loader.shape}: give batches of inputs, as es.streams.batches(x) does")
     if isinstance(loader, Iterator):
         raise ValueError("loader can be read once only: give a list, a DataLoader or another iterable that starts anew")
     names_a, names_b = layers if _is_pair(layers) else (layers, layers)  # type: ignore[misc]
@@ -206,6 +209,8 @@ def activations(model: Any, layers: Sequence[str] | None = None) -> Iterator[Cal
 
 
 def _picked(out: Any, layers: Sequence[str] | None) -> dict[str, Any]:
+    if isinstance(out, tuple | list):
+        out = {f"output {i}": x for i, x in enumerate(out, start=1)}
     out = dict(out) if isinstance(out, Mapping) else {"output": out}
     missing = [name for name in layers or () if name not in out]
     if missing:
