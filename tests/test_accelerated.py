@@ -1,5 +1,6 @@
 """The accelerated game: identities of its parts, accuracy on planted problems, and what it says of itself."""
 
+import re
 from unittest import mock
 
 import jax
@@ -289,6 +290,25 @@ def test_eigenvalues_are_near_what_new_rows_show_however_little_a_sketch_holds()
         reported.append(result.eigenvalues.mean())
         assert abs(reported[-1] - np.mean(shown)) < 0.06
     assert abs(reported[0] - reported[1]) < 0.06
+
+
+@pytest.mark.parametrize("d", [1200, 60])
+def test_no_two_arrays_of_a_donated_state_are_one(d):
+    """XLA may put what it takes for one array into one place; on a GPU it has mixed up two arguments that way."""
+    problem, solver = es.problems.cca(), es.solvers.Game(extra=2)
+    views = tuple(np.ones((8, d), np.float32) for _ in range(2))
+    state = solver.init(problem, views, 2, jax.random.key(0))
+    shapes = [leaf.shape for leaf in jax.tree.leaves(state)]
+    for program, more in ((gathering._move, (True,)), (gathering._learn, ()), (gathering._gather, (views,))):
+        lines = program.lower(solver, problem, state, *more).compile().as_text().split("\nENTRY")[1]
+        made = dict(re.findall(r"%([\w.-]+) = (.*)", lines))
+        names = re.findall(r"%([\w.-]+)", re.search(r"ROOT .*? tuple\((.*?)\)", lines).group(1))
+        assert len(names) == len(shapes)
+        for i, name in enumerate(names):
+            while copy := re.match(r"\S+ copy\(%([\w.-]+)\)", made[name]):
+                name = names[i] = copy.group(1)
+        arrays = [name for name, shape in zip(names, shapes, strict=True) if shape]
+        assert len(set(arrays)) == len(arrays)
 
 
 def test_a_message_names_few_of_many_groups():

@@ -84,6 +84,15 @@ def blank(k: int, template: Tree) -> Tree:
     return jax.tree.map(lambda s: jnp.zeros((k, *s.shape), s.dtype), template)
 
 
+def emptied(V: Tree, count: jax.Array) -> Tree:
+    """Zeros in place of what a count, at least 0, is the count of; each is made from the array that it replaces.
+
+    A plain zero would be one array in many places, and where a program may overwrite its arguments XLA has been seen to
+    put several of these into one as well (JAX 0.11, on a GPU).
+    """
+    return jax.tree.map(lambda v: jnp.where(count < 0, v, 0), V)
+
+
 def units(template: Tree) -> Tree:
     """All unit vectors as players."""
     leaves, structure = jax.tree.flatten(template)

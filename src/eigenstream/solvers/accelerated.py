@@ -265,8 +265,7 @@ class Game:
             new = self._moved(problem.by_running_mean(state.plays_all), state, jnp.asarray(whole) | problem.noiseless)
         finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((new.S, new.MA, new.MB, new.N))]).all()
         # A move not taken drops the rows gathered and leaves the players where they stand.
-        nothing = jax.tree.map(jnp.zeros_like, state.gathered)
-        stay = state._replace(gathered=nothing, refused=state.refused + 1, failed=state.moves == 0)
+        stay = state._replace(gathered=state.gathered.emptied(), refused=state.refused + 1, failed=state.moves == 0)
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, stay)
 
     def _moved(self, problem: Problem, state: GameState, whole: jax.Array) -> GameState:
@@ -317,7 +316,7 @@ class Game:
             MA=MA,
             MB=None if problem.diagonal_only else MB,
             N=(N + N.T) / 2,
-            gathered=jax.tree.map(jnp.zeros_like, state.gathered),
+            gathered=state.gathered.emptied(),
             metric=metric,
             lam=lam,
             size=found.size,

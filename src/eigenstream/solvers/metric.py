@@ -181,10 +181,11 @@ class Sketch(NamedTuple):
             along = U @ (self.moments / n) @ U.T
             measured = self._measured(squares, rest, jnp.diag(along))
             U, seen = _rotated(self.U, (1 - weight) * jnp.diag(self.seen) + weight * along)
-            measured = measured._replace(moments=jnp.zeros_like(self.moments))
+            measured = measured._replace(moments=trees.emptied(self.moments, self.waiting))
         new = jax.tree.map(lambda x: (x**2).sum(0) / jnp.clip(self.waiting, 1, len(x)), X)
         squares = jax.tree.map(lambda old, new: old + weight * (new - old), self.squares, new)
-        return measured._replace(U=U, seen=seen, squares=squares, rows=before + n, waiting=jnp.zeros_like(self.waiting))
+        waiting = trees.emptied(self.waiting, self.waiting)
+        return measured._replace(U=U, seen=seen, squares=squares, rows=before + n, waiting=waiting)
 
     def _measured(self, squares: jax.Array, rest: jax.Array, along: jax.Array) -> Sketch:
         """With what rows show that were not seen: their squares along ``U``, the rest of each, and variances."""

@@ -39,6 +39,10 @@ class Gathered(NamedTuple):
     A: Tree
     B: Tree
 
+    def emptied(self) -> Gathered:
+        """Sums over no rows."""
+        return trees.emptied(self, self.rows)
+
 
 class GameState(NamedTuple):
     """What is carried from step to step, and what a checkpoint holds."""
