@@ -49,7 +49,7 @@ soak: $(STAMP)  ## SIGKILL at twenty random moments, resume, compare bits; the o
 reproduce: $(STAMP)  ## the paper's figures and tables; the large networks want a GPU: pip install -e ".[cuda]" there first
 	$(BIN)/python -m experiments
 
-reproduce-small: $(STAMP)  ## the same with one small network, shortly trained: most of an hour on two cores
+reproduce-small: $(STAMP)  ## the same with one small network, shortly trained: half an hour on two cores
 	$(BIN)/python -m experiments --small
 
 clean:

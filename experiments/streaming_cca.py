@@ -304,7 +304,7 @@ def report(found: Found, out: Path) -> None:
 
     header = ["method", "step size", "TCC", "proportion", "TCC at its own step size", "seconds"]
     tables = "\n\n".join(f"## {name}\n\n{table(header, rows_of(found, name))}" for name in names)
-    competitive = all(final(name, ALGORITHM) > final(name, RSG) - 0.02 for name in names)
+    competitive = [final(name, ALGORITHM) > final(name, RSG) - 0.02 for name in names]
     cheaper = all(seconds(found, name, ALGORITHM) < seconds(found, name, RSG) for name in names)
     slowed = all(gained(found, name, RSG) < gained(found, name, ALGORITHM) for name in names)
     ahead = [captured(n, GAME).min() > max(captured(n, method).max() for method in STEPPED) for n in names]
@@ -315,8 +315,8 @@ def report(found: Found, out: Path) -> None:
         "Streaming CCA, one pass (figure 3, bottom)",
         "Algorithm 2 is competitive with RSG+ on MNIST, CIFAR-10 and Mediamill, at a smaller cost; RSG+ slows near a "
         "biased solution.",
-        f"{'Holds' if competitive else 'Does not hold'} that Algorithm 2 is competitive (no more than 0.02 behind) "
-        "with step sizes chosen alike: it captures "
+        f"{'Holds' if all(competitive) else 'Does not hold'} that Algorithm 2 is competitive (at most 0.02 behind) "
+        f"everywhere; it is on {sum(competitive)} of {len(names)} data sets, with step sizes chosen alike: it captures "
         + ", ".join(
             f"{final(n, ALGORITHM):.3f} of {n}'s correlation where RSG+ captures {final(n, RSG):.3f}" for n in names
         )
