@@ -260,9 +260,10 @@ the whole problem, solved at every move; products of the larger networks are in 
 {algorithm_two_of(found)}
 
 Convolutions are 3×3 with 2×2 pooling after each, by which the activations of the first two networks are as many as the
-paper's table says; the third, past a million, is ours. Data: `neural_cca_*.json` beside this page. `--small` makes the
-quick one, which is trained for {QUICK.net.steps:,} steps; the others want a GPU, and compile in seconds rather than
-minutes there with `XLA_FLAGS=--xla_gpu_enable_triton_gemm=false`.
+paper's table says; the third, past a million, is ours, and is compared by 256 components: a player of the game has 13
+vectors of that length, and the memory of one GPU has an end. Data: `neural_cca_*.json` beside this page. `--small`
+makes the quick one, which is trained for {QUICK.net.steps:,} steps; the others want a GPU, and compile in seconds
+rather than minutes there with `XLA_FLAGS=--xla_gpu_enable_triton_gemm=false`.
 """,
     )
 

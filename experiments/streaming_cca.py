@@ -224,7 +224,7 @@ def exactly(views: Views) -> Curve:
     return Curve(*(np.array([[value]]) for value in values))
 
 
-def draw(found: Found, path: Path) -> None:
+def draw(found: Found, measure: str, label: str, path: Path) -> None:
     figure = Figure(figsize=(4.3 * len(found.curves), 7), layout="constrained")
     grid = figure.subplots(2, len(found.curves), sharey=True, squeeze=False)
     for column, (name, curves) in enumerate(found.curves.items()):
@@ -233,14 +233,15 @@ def draw(found: Found, path: Path) -> None:
             for i, (method, runs) in enumerate(curves.items()):
                 x = np.median(getattr(runs, across), axis=0)
                 x = x + np.median(runs.warm) if across == "seconds" else x
-                middle, wide = runs.tcc.mean(0), runs.tcc.std(0)
+                values = getattr(runs, measure)
+                middle, wide = values.mean(0), values.std(0)
                 look = {"color": f"C{i}", "linestyle": STYLES[i], "label": method}
                 axes.plot(x, middle, marker="*" if method == EXACT else None, **look)
                 axes.fill_between(x, middle - wide, middle + wide, color=f"C{i}", alpha=0.2)
             axes.set(xscale="log", xlabel="rows seen" if across == "rows" else "seconds, RSG+ with its warm start")
         grid[0, column].set_title(name)
     for row in range(2):
-        grid[row, 0].set_ylabel("share of the correlation captured (TCC)")
+        grid[row, 0].set_ylabel(label)
     grid[0, -1].legend(fontsize="small", loc="lower right")
     save(figure, path)
 
@@ -281,7 +282,8 @@ def main(out: Path) -> None:
 
 
 def report(found: Found, out: Path) -> None:
-    draw(found, out / "streaming_cca")
+    draw(found, "tcc", "share of the correlation captured (TCC)", out / "streaming_cca")
+    draw(found, "proportion", "proportion, by each pair's own correlation", out / "streaming_cca_proportion")
     columns: dict[str, list[Any]] = {"data": [], "method": [], "step size": [], "seed": []}
     columns |= {field: [] for field in Curve._fields}
     for kind in (found.curves, found.defaults):
@@ -341,6 +343,8 @@ RSG+ as published; 0.001 for Adam). Seconds: median, without compilation, two co
 start, a whole pass that its figures do not count.
 
 {tables}
+
+![proportion of the correlation captured by the pairs as they are](streaming_cca_proportion.png)
 
 Views are on their principal axes without those of no variance (below 10⁻⁶ of the largest), as in the paper; Adam
 gains by that, the accelerated game does not see it. Adam has a warm-up of a twentieth and harmonic decay to a

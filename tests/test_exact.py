@@ -115,6 +115,16 @@ def test_a_singular_b_is_solved_on_its_range(dtype):
         es.solve(es.problems.cca(), [(X[:, :9], X)], 9)
 
 
+def test_variances_below_the_rounding_of_rows_are_told_apart_in_float64():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 30)) / 10.0 ** np.arange(0, 6, 0.2) @ np.linalg.qr(rng.normal(size=(30, 30)))[0]
+    problem = es.problems.cca(ridge=1e-6)
+    assert len(es.solve(problem, [(X, X)], 30).eigenvalues) == 30
+    coarse = X.astype(np.float32)
+    with pytest.raises(ValueError, match="a larger ridge, or rows in float64"):
+        es.solve(problem, [(coarse, coarse)], 30)
+
+
 def test_fewer_rows_than_columns():
     rng = np.random.default_rng(0)
     X, Y = rng.normal(size=(20, 30)), rng.normal(size=(20, 25))

@@ -128,9 +128,11 @@ class Exact:
             if state.k is None:
                 solved = solved.first(min(most, n) if problem.rank_of_rows else most)
             elif state.k > most:
+                more = "a larger ridge" if problem.ridge else "a ridge"
+                finer = ", or rows in float64, which show smaller variances" if coarse else ""
                 raise ValueError(
                     f"k={state.k} is too large: B has ranks {solved.ranks} (constant or duplicate columns, or few "
-                    f"rows), so there are {most} components; give k of at most {most}, or a ridge"
+                    f"rows), so there are {most} components; give k of at most {most}, or {more}{finer}"
                 )
             rest = residuals(solved.vectors, solved.eigenvalues, A, B)
             info = EighInfo("scipy.linalg.eigh", rest, True, "solved exactly")
