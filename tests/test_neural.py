@@ -1,5 +1,6 @@
 """Networks compared by their activations: what identical, independent and partly shared ones give."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
@@ -118,7 +119,6 @@ def test_the_game_gives_what_exact_sums_give(inputs):
     [
         ({"loader": iter([np.ones((4, 12))])}, "starts anew"),
         ({"loader": []}, "empty"),
-        ({"loader": np.ones((40, 12))}, "loader is one array, .*: give batches"),
         ({"layers": ["hiden"]}, "there is no hiden; there are hidden, out"),
         ({"variance": 2}, "between 0 and 1"),
         ({"n_components": 0}, "at least 1"),
@@ -218,3 +218,15 @@ def test_a_tuple_is_a_layer_for_each_of_its_arrays(inputs):
     found = compare(lambda x: (x @ W, np.tanh(x @ W)), lambda x: [x, x @ W], inputs, per_layer=True, variance=None)
     assert list(found) == ["output 1", "output 2"]
     np.testing.assert_allclose(found["output 1"].correlations, 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_one_array_of_inputs_is_not_batches_of_them(kind):
+    W = np.random.default_rng(0).normal(size=(12, 6))
+    with pytest.raises(ValueError, match=r"shape \(6,\), and no units beside it: give batches"):
+        compare(lambda x: x @ W, lambda x: x @ W, kind(np.ones((40, 12))))
+    # Inputs may be numbers.
+    found = compare(
+        lambda x: np.outer(x, [1, 2]), lambda x: np.outer(x, [3]), np.random.default_rng(1).normal(size=(9, 50))
+    )
+    np.testing.assert_allclose(found.correlations, 1, atol=1e-4)

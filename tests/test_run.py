@@ -246,6 +246,14 @@ def test_rayleigh_quotients_say_which_form_of_the_eigenvectors_they_take():
     result = es.solve(es.problems.cca(), [views], 2)
     with pytest.raises(ValueError, match=r"result\.eigenvectors"):
         es.rayleigh_quotients(es.problems.cca(), views, result.V)
+    # A row's shape is another matter: the same numbers in the same order.
+    images = tuple(x.reshape(200, 5, 1) for x in views)
+    found = es.rayleigh_quotients(es.problems.cca(), images, result.eigenvectors)
+    np.testing.assert_allclose(found, result.eigenvalues, atol=1e-5)
+    A = np.diag([3.0, 2.0, 1.0])
+    given = es.solve(es.problems.matrices(A), None, k=2, max_steps=100)
+    with pytest.raises(ValueError, match=r"result\.eigenvectors"):
+        es.rayleigh_quotients(es.problems.matrices(A), None, given.V)
 
 
 @pytest.mark.parametrize("name", ["pca", "ica", "lda"])

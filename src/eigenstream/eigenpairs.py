@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -39,16 +40,17 @@ def rayleigh_quotients(problem: Any, batch: Tree, V: Tree) -> np.ndarray:
     True
     """
     batch = problem.accept(batch)
+    wanted = jax.tree.map(lambda s: math.prod(s.shape), problem.template(batch))
+    if jax.tree.map(lambda v: math.prod(np.shape(v)[1:]), V) != wanted:
+        raise ValueError(
+            "V does not fit the batch: give players, an array (k, ...) for each of a row's, as result.eigenvectors "
+            "has them and result.V has not"
+        )
     if batch is not None:
         check_finite(batch)
         least = problem.fewest_rows(False)
         if rows.n_rows(batch) < least:
             raise ValueError(f"the batch has too few rows: at least {least} are needed")
-        wanted = jax.tree.map(lambda s: s.shape, problem.template(batch))
-        if wanted != jax.tree.map(lambda v: np.shape(v)[1:], V):
-            raise ValueError(
-                "V does not fit the batch: give players, as in result.eigenvectors, and not columns as in V"
-            )
         point = problem.pilot(batch)
         batch = host.to_device(batch if point is None else problem.less_pilot(batch, point))
     memory = problem.observe(problem.start(batch), batch) if batch is not None else ()

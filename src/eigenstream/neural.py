@@ -81,7 +81,7 @@ def compare(
     layers : sequence of str, or two of them, optional
         Names as in ``model.named_modules()``, or keys of the function's dictionary; two sequences where the networks
         name them differently. Left out: all leaf modules that take part, all keys. What a module gives when it is
-        called again is ``"name#2"`` and so on.
+        called again is ``"name#2"`` and so on; what a function returns in a tuple is ``"output 1"`` and so on.
     n_components : int, optional
         How many correlations, at most; all there are, if left out, for which exact sums have to fit
         ``memory_budget``. A streaming solver finds as many principal components for SVCCA, too: ``svcca_variance``
@@ -117,8 +117,6 @@ def compare(
         raise ValueError(f"max_epochs={max_epochs!r}: give a whole number of at least 1")
     if variance is not None and not 0 < variance <= 1:
         raise ValueError(f"variance={variance!r}: give a share between 0 and 1, or None")
-    if isinstance(loader, np.ndarray) and loader.ndim == 2 and loader.dtype.kind == "f":
-        raise ValueError(f"loader is one array, {loader.shape}: give batches of inputs, as es.streams.batches(x) does")
     if isinstance(loader, Iterator):
         raise ValueError("loader can be read once only: give a list, a DataLoader or another iterable that starts anew")
     names_a, names_b = layers if _is_pair(layers) else (layers, layers)  # type: ignore[misc]
@@ -156,6 +154,12 @@ class _Pairs:
 
     def first(self) -> dict[str, tuple[Tree, Tree]]:
         for batch in self:
+            flat = [x.shape for x in jax.tree.leaves(batch) if np.ndim(x) < 2]
+            if flat:
+                raise ValueError(
+                    f"activations of a batch have the shape {tuple(flat[0])}, and no units beside it: give batches of "
+                    "inputs, as es.streams.batches(x) does of one array x, and models that return (b, ...)"
+                )
             return batch
         raise ValueError("loader is empty: give at least one batch of inputs")
 

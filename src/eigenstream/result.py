@@ -40,7 +40,8 @@ class Result:
     state: Any = field(default=None, repr=False)
     #: Counts and means of the rows; of a streaming solver only where they were asked for.
     summary: Summary | None = field(default=None, repr=False)
-    #: Of `eigenstream.solvers.Game`: eigenvalues on rows before they were learned from, and their standard errors.
+    #: Of `eigenstream.solvers.Game`: eigenvalues on rows before they were learned from, those of early players among
+    #: them, and their standard errors.
     heldout: np.ndarray | None = field(default=None, repr=False)
     heldout_error: np.ndarray | None = field(default=None, repr=False)
 

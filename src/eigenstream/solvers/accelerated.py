@@ -264,9 +264,11 @@ class Game:
         with jax.default_matmul_precision("highest"):
             new = self._moved(problem.by_running_mean(state.plays_all), state, jnp.asarray(whole) | problem.noiseless)
         finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((new.S, new.MA, new.MB, new.N))]).all()
-        # A move not taken drops the rows gathered and leaves the players where they stand.
-        stay = state._replace(gathered=state.gathered.emptied(), refused=state.refused + 1, failed=state.moves == 0)
-        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, stay)
+        # A move not taken leaves the players where they stand; the rows gathered are gone in either case.
+        stay = state._replace(refused=state.refused + 1, failed=state.moves == 0)
+        moved = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, stay)
+        # Products of what is given without rows are not added to.
+        return moved if problem.noiseless else moved._replace(gathered=state.gathered.emptied())
 
     def _moved(self, problem: Problem, state: GameState, whole: jax.Array) -> GameState:
         K, k, L = len(state.lam), len(state.residuals), len(state.N)
@@ -316,7 +318,6 @@ class Game:
             MA=MA,
             MB=None if problem.diagonal_only else MB,
             N=(N + N.T) / 2,
-            gathered=state.gathered.emptied(),
             metric=metric,
             lam=lam,
             size=found.size,

@@ -129,7 +129,7 @@ class Exact:
                 solved = solved.first(min(most, n) if problem.rank_of_rows else most)
             elif state.k > most:
                 more = "a larger ridge" if problem.ridge else "a ridge"
-                finer = ", or rows in float64, which show smaller variances" if coarse else ""
+                finer = ", or rows in float64 if variances are small and not 0" if coarse else ""
                 raise ValueError(
                     f"k={state.k} is too large: B has ranks {solved.ranks} (constant or duplicate columns, or few "
                     f"rows), so there are {most} components; give k of at most {most}, or {more}{finer}"

@@ -13,7 +13,7 @@ ENOUGH = 0.01
 #: What is still to come, in gains of one move, and the share of the noise ``κ / rows`` that is lost to it. Fitted to
 #: planted problems of four kinds of spectra; see docs/results/acceleration.md.
 TO_COME, LOST = 1.8, 0.03
-#: Groups of eigenvalues that cannot be told apart, of which no more are named.
+#: Groups of eigenvalues closer than their errors, of which no more are named.
 NAMED = 4
 
 
@@ -87,10 +87,12 @@ def verdict(state: Any, rows_read: int, solved: bool = False) -> Verdict:
         more = max(int(rows_read * (shortfall / ENOUGH - 1)), 1)
         why = "the players still gain at every move" if to_come > lost else "too few rows for so many dimensions"
         words += f"; not converged, for {why}: about {_round(more)} more rows like these would do"
-    found = clusters(lam, np.where(np.isfinite(errors), errors, 0))
+    # As they are given, the largest first: players may have changed places.
+    order = np.argsort(-lam, kind="stable")
+    found = clusters(lam[order], np.where(np.isfinite(errors), errors, 0)[order])
     if found:
-        words += f"; eigenvalues {named(found)} cannot be told apart: "
-        words += "what they span is determined, the vectors within are not"
+        words += f"; eigenvalues {named(found)} are no further from their neighbours than their errors: what they span "
+        words += "together is determined, the vectors within are not"
     counts = [(state.refused, "moves were not finite and not taken"), (state.restarts, "times the rows changed")]
     words += "".join(f"; {int(count)} {what}" for count, what in counts if int(count))
     return Verdict(converged, shortfall, words, heldout, errors)
