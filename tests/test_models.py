@@ -54,7 +54,13 @@ def test_a_model_comes_back_as_it_was(case, tmp_path):
     for name in kept - {"solver_"}:
         np.testing.assert_equal(getattr(again, name), getattr(model, name), err_msg=name)
     if hasattr(again, "partial_fit") and case.startswith(("PCA", "ICA")):
-        assert again.partial_fit(X).n_samples_seen_ == 300
+        with pytest.raises(ValueError, match="was loaded, without the sums"):
+            again.partial_fit(X)
+
+
+def test_a_path_is_not_rows():
+    with pytest.raises(ValueError, match=r"X is a path: np\.load\('x\.npy', mmap_mode='r'\)"):
+        es.PCA(n_components=1).fit(X).transform("x.npy")
 
 
 def test_a_schedule_is_kept_by_name_only(tmp_path):

@@ -1,9 +1,9 @@
 """Sums that lose nothing: first and second moments of rows, by group, in float64 on the host.
 
-A pilot, the mean of the first block where that is far from zero, is taken off every row; a block is then centred by
-its own mean, multiplied in the precision of the rows, and merged with what came before in float64 (Chan, Golub and
-LeVeque's pairwise update). Products and means therefore see numbers of the size of the deviations, wherever the data
-lie.
+A pilot, the mean of the first block where that is far from zero, is taken off every row; a block is then centred by its
+own mean, multiplied in float64 or, where a bit or two of the rows' precision may go, in that, and merged with what came
+before in float64 (Chan, Golub and LeVeque's pairwise update). Products and means therefore see numbers of the size of
+the deviations, wherever the data lie.
 """
 
 from __future__ import annotations
@@ -53,21 +53,22 @@ class Moments(NamedTuple):
     def n(self) -> float:
         return float(self.counts.sum())
 
-    def add(self, rows: Any, labels: np.ndarray | None = None) -> Moments:
+    def add(self, rows: Any, labels: np.ndarray | None = None, wide: bool = True) -> Moments:
         """These moments with more rows: a matrix, sparse or dense, or a list of dense ones side by side.
 
-        Each row belongs to the group its label names.
+        Each row belongs to the group its label names. ``wide``: rows are multiplied in float64, whatever they are.
         """
         total = self
         for block, group in blocks(rows if isinstance(rows, list) else [rows], labels):
-            total = total._with_block(block, group)
+            total = total._with_block(block, group, wide)
         return total
 
-    def _with_block(self, parts: list[Any], group: np.ndarray | None) -> Moments:
+    def _with_block(self, parts: list[Any], group: np.ndarray | None, wide: bool) -> Moments:
         if scipy.sparse.issparse(parts[0]):
             return self._merged(_sparse_moments(parts[0], group, len(self.counts), self.pilot), self.pilot)
         pilot = self.pilot if self.counts.any() else np.concatenate([_far_mean(x) for x in parts])
-        return self._merged(_dense_moments(parts, group, len(self.counts), pilot, np.diag(self.scatter)), pilot)
+        known = np.diag(self.scatter)
+        return self._merged(_dense_moments(parts, group, len(self.counts), pilot, known, wide), pilot)
 
     def _merged(self, block: Block, pilot: np.ndarray) -> Moments:
         total = self.counts + block.counts
@@ -148,12 +149,16 @@ def _sparse_moments(x: Any, group: np.ndarray | None, groups: int, pilot: np.nda
 
 
 def _dense_moments(
-    parts: list[np.ndarray], group: np.ndarray | None, groups: int, pilot: np.ndarray, known: np.ndarray
+    parts: list[np.ndarray], group: np.ndarray | None, groups: int, pilot: np.ndarray, known: np.ndarray, wide: bool
 ) -> Block:
-    """Moments of dense rows, multiplied in their own precision once centred; ``known``: the variation before them."""
+    """Moments of dense rows, multiplied once centred; ``known``: the variation before them."""
     cuts = np.cumsum([x.shape[1] for x in parts])[:-1]
     points = np.split(pilot, cuts)
-    near = [_less(x, point, i) if point.any() else x for i, (x, point) in enumerate(zip(parts, points, strict=True))]
+    dtypes = [np.dtype(np.float64) if wide else x.dtype for x in parts]
+    near = [
+        _less(x, point, dtype, i) if point.any() or dtype != x.dtype else x
+        for i, (x, point, dtype) in enumerate(zip(parts, points, dtypes, strict=True))
+    ]
     both = [means_of_groups(x, group, groups) for x in near]
     counts, means = both[0][0], np.concatenate([mean for _, mean in both], axis=1)
     if group is None:
@@ -163,7 +168,7 @@ def _dense_moments(
         # of the rows' precision and saves a second pass.
         if (2 * offset <= np.diag(product) + known).all():
             return Block(counts, means, product, np.sqrt(counts)[:, None] * means)
-    rounded = [mean.astype(x.dtype) for x, mean in zip(parts, np.split(means, cuts, axis=1), strict=True)]
+    rounded = [mean.astype(x.dtype) for x, mean in zip(near, np.split(means, cuts, axis=1), strict=True)]
     deviations = [x - (m if group is None else m[group]) for x, m in zip(near, rounded, strict=True)]
     # What rounding the means left in the deviations is taken off in float64.
     rest = (means - np.concatenate(rounded, axis=1)) * np.sqrt(counts)[:, None]
@@ -187,11 +192,14 @@ def _product(parts: list[np.ndarray]) -> np.ndarray:
 _scratch = threading.local()
 
 
-def _less(x: np.ndarray, point: np.ndarray, slot: int) -> np.ndarray:
+def _less(x: np.ndarray, point: np.ndarray, dtype: np.dtype, slot: int) -> np.ndarray:
     """``x - point`` in memory of this thread's that the next call writes over: fresh pages cost more than the rest."""
     kept = vars(_scratch).setdefault("kept", {})
-    needed = x.size * x.itemsize
+    needed = x.size * dtype.itemsize
     if slot not in kept or len(kept[slot]) < needed:
         kept[slot] = np.empty(needed, np.uint8)
-    out = kept[slot][:needed].view(x.dtype).reshape(x.shape)
-    return np.subtract(x, point.astype(x.dtype), out=out)
+    out = kept[slot][:needed].view(dtype).reshape(x.shape)
+    if not point.any():
+        np.copyto(out, x)
+        return out
+    return np.subtract(x, point.astype(dtype), out=out)

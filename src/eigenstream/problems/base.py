@@ -219,7 +219,8 @@ class ViewStatistics:
     moments: Moments
 
     def add(self, batch: Tree) -> ViewStatistics:
-        return replace(self, moments=self.moments.add(host.dense_parts(batch)))
+        # Nothing is divided by a variance where B is given.
+        return replace(self, moments=self.moments.add(host.dense_parts(batch), wide=not self.problem.orthonormal))
 
     def faded(self, factor: float) -> ViewStatistics:
         return replace(self, moments=self.moments.faded(factor))

@@ -108,11 +108,11 @@ class FourthStatistics:
     def add(self, batch: Tree) -> FourthStatistics:
         n, second, fourth = self.n, self.second, self.fourth
         for x in dense_blocks(batch):
-            x = x - self.mean.astype(x.dtype)
+            x = x - self.mean
             weighted = x * np.sqrt((x * x).sum(1, keepdims=True))
             n += len(x)
-            second = second + (x.T @ x).astype(np.float64)
-            fourth = fourth + (weighted.T @ weighted).astype(np.float64)
+            second = second + x.T @ x
+            fourth = fourth + weighted.T @ weighted
         return replace(self, n=n, second=second, fourth=fourth)
 
     def again(self) -> None:

@@ -19,6 +19,8 @@ from eigenstream.summary import Summary
 
 Tree = Any
 
+#: Roundings of rows that a deviation has to exceed, relative to the largest.
+ROUNDED = 4
 #: Pieces that a half-life of rows is added in.
 PIECES = 8
 
@@ -115,9 +117,8 @@ class Exact:
             if not (np.isfinite(A).all() and np.isfinite(B).all()):
                 raise ValueError("the sums are not finite: the rows hold numbers too large to square")
             d = len(A)
-            # Rounding of float32 rows reaches √d ε in a covariance of unit diagonal; of float64 rows, LAPACK's d ε.
-            coarse = state.epsilon > np.finfo(np.float64).eps
-            cutoff = state.epsilon * (np.sqrt(d) if coarse else d)
+            # LAPACK's rounding, and the rows' own: a feature that follows from others to ε does to ε² in a variance.
+            cutoff = max(d * np.finfo(np.float64).eps, (ROUNDED * state.epsilon) ** 2)
             solved = solve_dense((A + A.T) / 2, B, state.k or d, which, cutoff, view_sizes(state.template))
             most = problem.most_components(solved.ranks)
             if most < 1:
@@ -129,10 +130,9 @@ class Exact:
                 solved = solved.first(min(most, n) if problem.rank_of_rows else most)
             elif state.k > most:
                 more = "a larger ridge" if problem.ridge else "a ridge"
-                finer = ", or rows in float64 if variances are small and not 0" if coarse else ""
                 raise ValueError(
                     f"k={state.k} is too large: B has ranks {solved.ranks} (constant or duplicate columns, or few "
-                    f"rows), so there are {most} components; give k of at most {most}, or {more}{finer}"
+                    f"rows), so there are {most} components; give k of at most {most}, or {more}"
                 )
             rest = residuals(solved.vectors, solved.eigenvalues, A, B)
             info = EighInfo("scipy.linalg.eigh", rest, True, "solved exactly")

@@ -80,8 +80,8 @@ def verdict(state: Any, rows_read: int, solved: bool = False) -> Verdict:
     worst, floor = float(np.max(state.residuals)), float(np.max(state.floors))
     words = "all rows were kept; " if solved else ""
     words += (
-        f"the leading eigenvalues are within about {shortfall:.2g} of their final sum; residuals reach {worst:.2g}, "
-        f"and noise alone would make them {floor:.2g}"
+        f"the leading eigenvalues are within about {shortfall:.2g} of their final sum, relative to it; residuals reach "
+        f"{worst:.2g}, and noise alone would make them {floor:.2g}"
     )
     if not converged:
         more = max(int(rows_read * (shortfall / ENOUGH - 1)), 1)
