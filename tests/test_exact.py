@@ -133,6 +133,16 @@ def test_small_variances_of_float32_rows_count(name):
     np.testing.assert_allclose(found, exact, atol=1e-8 * abs(exact).max())
 
 
+def test_what_rounding_leaves_of_dependent_float32_features_does_not_count():
+    """Ten deviations from zero, rounding is ten times as large beside them."""
+    rng = np.random.default_rng(0)
+    base = 10 + rng.normal(size=(3000, 4)).astype(np.float32)
+    X = np.c_[base, base @ rng.uniform(size=(4, 3)).astype(np.float32)]
+    Y = rng.normal(size=(3000, 5)).astype(np.float32)
+    assert X.dtype == np.float32
+    assert "rank 9 of 12" in es.solve(es.problems.cca(), [(X, Y)], 2).message
+
+
 def test_fewer_rows_than_columns():
     rng = np.random.default_rng(0)
     X, Y = rng.normal(size=(20, 30)), rng.normal(size=(20, 25))
