@@ -202,12 +202,12 @@ class StreamEstimator(BaseEstimator):
     def _take(self, batch: Tree) -> Any:
         """Learn from a batch; the solution can wait."""
         run = vars(self).get("_run")
-        if run is None and "solver_" in vars(self):
-            raise ValueError(
-                "this model was loaded, without the sums that partial_fit would go on from: fit all rows anew, by "
-                "fit_stream(..., folder=...) if that is to go on with resume=True"
-            )
         if run is None:
+            if "solver_" in vars(self):
+                raise ValueError(
+                    "this model was loaded, without the sums that partial_fit would go on from: fit all rows anew, by "
+                    "fit_stream(..., folder=...) if that is to go on with resume=True"
+                )
             run = self._new_run(self._seed())
             run.begin(run.problem.accept(batch))
         run.go_on()
@@ -255,9 +255,7 @@ class StreamEstimator(BaseEstimator):
     def _checked_new(self, X: Any) -> Any:
         """Rows to apply a fitted model to."""
         if isinstance(X, str | Path):
-            raise ValueError(
-                f"X is a path: np.load({str(X)!r}, mmap_mode='r') gives rows that are read as they are used"
-            )
+            raise ValueError(f"X is a path: give an array, of a .npy file np.load({str(X)!r}, mmap_mode='r')")
         X = validate_data(self, X, reset=False, accept_sparse="csr", dtype="numeric")
         return X if X.dtype in (np.float32, np.float64) else X.astype(np.float64)
 
