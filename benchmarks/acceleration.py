@@ -30,8 +30,8 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 import eigenstream as es
-from eigenstream import gathering, trees
-from eigenstream.solvers import accelerated, tracking
+from eigenstream.core import players
+from eigenstream.solvers.game import filter, move
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SEEDS, BATCH, TURNS = 5, 100, 8
@@ -409,8 +409,8 @@ def ablation() -> dict[str, Any]:
 
     def no_penalties(V: Any, pairs: Any, BV: Any, norms: Any, shift: Any) -> Any:
         ((AV, _), _), *_ = pairs
-        a, b = trees.dot(V, AV), trees.dot(V, BV)
-        return trees.subtract(trees.scale(b, AV), trees.scale(a, BV))
+        a, b = players.dot(V, AV), players.dot(V, BV)
+        return players.subtract(players.scale(b, AV), players.scale(a, BV))
 
     def nowhere(X: Any, C: Any, G: Any, cutoff: float) -> Any:
         return jnp.zeros_like(X)
@@ -420,17 +420,17 @@ def ablation() -> dict[str, Any]:
 
     variants: dict[str, tuple[dict[str, Any], tuple[Any, str, Any] | None]] = {
         "all of it": ({}, None),
-        "without the players' penalties": ({}, (accelerated, "direction", no_penalties)),
-        "without moves on the first rows": ({}, (gathering, "ROOM", 0)),
-        "without where they came from": ({}, (accelerated, "orthogonal", nowhere)),
-        "without tracked products": ({}, (tracking, "gain", forgetful)),
+        "without the players' penalties": ({}, (move, "direction", no_penalties)),
+        "without moves on the first rows": ({"opening": 0.0}, None),
+        "without where they came from": ({}, (move, "orthogonal", nowhere)),
+        "without tracked products": ({}, (filter, "gain", forgetful)),
         "sketch of rank 32": ({"rank": 32}, None),
         "sketch of rank 128": ({"rank": 128}, None),
         "no extra players": ({"extra": 0}, None),
-        "without doubt": ({}, (accelerated, "DOUBT", 0.0)),
-        "moves half as often": ({}, (accelerated, "PACE", 1.0)),
-        "moves twice as often": ({}, (accelerated, "PACE", 16.0)),
-        "waits of one length, however clear residuals are": ({}, (accelerated, "UNCLEAR", 1.0)),
+        "without doubt": ({}, (move, "DOUBT", 0.0)),
+        "moves half as often": ({}, (move, "PACE", 1.0)),
+        "moves twice as often": ({}, (move, "PACE", 16.0)),
+        "waits of one length, however clear residuals are": ({}, (move, "UNCLEAR", 1.0)),
     }
     out: dict[str, Any] = {}
     for label, (settings, patch) in variants.items():

@@ -22,8 +22,9 @@ import numpy as np
 import optax
 
 import eigenstream as es
-from eigenstream.engines import Playing, _step
-from eigenstream.placement import Placement, make_mesh
+from eigenstream.run.engine import Setup
+from eigenstream.run.placement import Placement, make_mesh
+from eigenstream.run.stepping_engine import SteppingEngine, _step
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 K, B = 64, 256
@@ -35,8 +36,8 @@ def collectives(mesh: str, d: int) -> list[tuple[str, list[int]]]:
     """Name of each collective of the compiled step, and the bytes of the arrays that it sends at once."""
     x = np.random.default_rng(0).normal(size=(B, d // 2)).astype(np.float32)
     solver = es.solvers.Paper(optimizer=optax.adam, learning_rate=1e-3, independent=False)
-    engine = Playing(es.problems.cca(), solver, K, "largest", (x, x), 0, False, Placement(make_mesh(mesh)))
-    text = _step.lower(solver, engine.problem, engine.state, engine.prepare((x, x))).compile().as_text()
+    engine = SteppingEngine(Setup(es.problems.cca(), solver, K, (x, x), placement=Placement(make_mesh(mesh))))
+    text = _step.lower(solver, engine.problem, engine.state, engine._prepared((x, x), 0, len(x))).compile().as_text()
     found = []
     for line in text.splitlines():
         seen = COLLECTIVE.search(line)

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 import eigenstream as es
-from eigenstream.precision import NAMES, scope
+from eigenstream.core.precision import NAMES, scope
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 

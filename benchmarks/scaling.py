@@ -38,13 +38,14 @@ def on_devices(mesh: str | None, d: int, k: int, b: int) -> float:
     import optax
 
     import eigenstream as es
-    from eigenstream.engines import Playing
-    from eigenstream.placement import Placement, make_mesh
+    from eigenstream.run.engine import Setup
+    from eigenstream.run.placement import Placement, make_mesh
+    from eigenstream.run.stepping_engine import SteppingEngine
 
     rng = np.random.default_rng(0)
     views = tuple(rng.normal(size=(b, d // 2)).astype(np.float32) for _ in range(2))
     solver = es.solvers.Paper(optimizer=optax.adam, learning_rate=1e-3, independent=False)
-    engine: Any = Playing(es.problems.cca(), solver, k, "largest", views, 0, False, Placement(make_mesh(mesh)))
+    engine: Any = SteppingEngine(Setup(es.problems.cca(), solver, k, views, placement=Placement(make_mesh(mesh))))
     batch = engine.prepare(views)
     times = []
     for _ in range(12):

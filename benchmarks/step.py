@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 import eigenstream as es
-from eigenstream.precision import NAMES, scope
+from eigenstream.core.precision import NAMES, scope
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 #: Dimension of both views together, players, rows of a batch.

@@ -15,9 +15,9 @@ import optax
 from matplotlib.figure import Figure
 
 import eigenstream as es
-from eigenstream import rows, trees
-from eigenstream.run import Run
-from eigenstream.solvers.knowing import verdict
+from eigenstream.core import players, views
+from eigenstream.run.loop import Run
+from eigenstream.solvers.game.verdict import verdict
 from experiments.common import STYLES, command_line, save, table, write_json, write_page
 from experiments.networks import NETWORKS, Architecture, Images, Pair, accuracy, harvest, train
 
@@ -115,7 +115,7 @@ def on_images(pair: Pair, V: Any) -> np.ndarray:
 
 @jax.jit
 def _scores(x: Any, V: Any) -> jax.Array:
-    return rows.project(x, V)
+    return views.project(x, V)
 
 
 class Truth(NamedTuple):
@@ -134,8 +134,8 @@ class Truth(NamedTuple):
             run.take(jax.tree.map(lambda x: np.asarray(x, np.float64), batch))
         result, state = run.result(), run.engine.state
         # The problem's own products, of its sums.
-        _, B = problem.products(state.statistics.operands(), trees.identity(state.template))
-        return cls(result.eigenvalues, result.V, trees.columns(B))
+        _, B = problem.products(state.statistics.operands(), players.identity(state.template))
+        return cls(result.eigenvalues, result.V, players.to_matrix(B))
 
     def clear(self) -> int:
         """How many components correlate clearly."""
@@ -144,7 +144,7 @@ class Truth(NamedTuple):
     def error(self, V: Any) -> float:
         """The subspace error over those."""
         count = self.clear()
-        return es.metrics.subspace_error(trees.columns(V)[:, :count], self.V[:, :count], self.B)
+        return es.metrics.subspace_error(players.to_matrix(V)[:, :count], self.V[:, :count], self.B)
 
 
 def run(plan: Plan, data: dict[str, np.ndarray], file: Path, k: int = K) -> dict[str, Any]:

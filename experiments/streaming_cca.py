@@ -16,7 +16,7 @@ import scipy.linalg
 from matplotlib.figure import Figure
 
 import eigenstream as es
-from eigenstream.run import Run
+from eigenstream.run.loop import Run
 from experiments.common import STYLES, command_line, save, spread, table, write_csv, write_page
 
 K, BATCH, SEEDS = 4, 100, 10

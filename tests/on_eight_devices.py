@@ -5,16 +5,15 @@ import pickle
 import re
 import sys
 import tempfile
-from unittest import mock
 
 import jax
 import numpy as np
 import optax
 
 import eigenstream as es
-from eigenstream import gathering
-from eigenstream.engines import Playing, _step
-from eigenstream.placement import Placement, make_mesh
+from eigenstream.run.engine import Setup
+from eigenstream.run.placement import Placement, make_mesh
+from eigenstream.run.stepping_engine import SteppingEngine, _step
 
 MESHES = ["data=8,feature=1", "data=1,feature=8", "data=4,feature=2", "data=2,feature=4"]
 #: Rows, features and players, all prime.
@@ -88,8 +87,8 @@ def collectives(mesh, d):
     """The sizes of all arrays that a compiled step of CCA sends, with 64 rows, d features a view and 16 players."""
     x = np.zeros((64, d), np.float32)
     solver, problem = es.solvers.Paper(independent=False), es.problems.cca()
-    engine = Playing(problem, solver, 16, "largest", (x, x), 0, False, Placement(make_mesh(mesh)))
-    text = _step.lower(solver, problem, engine.state, engine.prepare((x, x))).compile().as_text()
+    engine = SteppingEngine(Setup(problem, solver, 16, (x, x), placement=Placement(make_mesh(mesh))))
+    text = _step.lower(solver, problem, engine.state, engine._prepared((x, x), 0, len(x))).compile().as_text()
     sizes = []
     for line in text.splitlines():
         found = re.search(r"= (.*?) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)", line)
@@ -105,8 +104,8 @@ def main(what):
         out = {mesh: [collectives(mesh, d) for d in (1024, 4096)] for mesh in MESHES[:2]}
     elif what == "resumed":
         jax.config.update("jax_enable_x64", True)
-        with mock.patch.object(gathering, "ROOM", 0.05):
-            alone, opened = (players("cca", es.solvers.Game(extra=3), mesh, np.float64) for mesh in (None, MESHES[3]))
+        game = es.solvers.Game(extra=3, opening=0.05)
+        alone, opened = (players("cca", game, mesh, np.float64) for mesh in (None, MESHES[3]))
         X = np.random.default_rng(0).normal(size=(300, 37))
         mesh = jax.make_mesh((2, 4), ("data", "feature"))
         model = pickle.loads(pickle.dumps(es.PCA(2, solver="game", mesh="auto").fit(X)))

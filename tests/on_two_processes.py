@@ -5,15 +5,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from unittest import mock
 
 import jax
 import numpy as np
 import optax
 
 import eigenstream as es
-from eigenstream import gathering
-from eigenstream.solvers import accelerated
 from eigenstream.streams.batching import Batches
 
 PAPER = {"optimizer": optax.adam, "learning_rate": 1e-2}
@@ -64,11 +61,10 @@ def main() -> None:
         name = f"process{jax.process_index()}.json" if several else "alone.json"
         (folder / name).write_text(json.dumps(out))
     elif what == "game":
-        with mock.patch.object(gathering, "ROOM", 0.5), mock.patch.object(accelerated, "ALL", 1):
-            # Batches that one process would not join.
-            views = [np.load(folder / f"{name}.npy")[:900] for name in "xy"]
-            batches, game = es.streams.batches(*views, batch_size=300), es.solvers.Game(extra=2, rank=12)
-            result = es.solve(es.problems.cca(), batches, 2, game, mesh="auto" if several else None, max_epochs=3)
+        # Batches that one process would not join.
+        views = [np.load(folder / f"{name}.npy")[:900] for name in "xy"]
+        batches, game = es.streams.batches(*views, batch_size=300), es.solvers.Game(extra=2, rank=12, opening=0.5)
+        result = es.solve(es.problems.cca(), batches, 2, game, mesh="auto" if several else None, max_epochs=3)
         np.save(folder / f"game{jax.process_index() if several else 'alone'}.npy", result.V)
     else:
         # Stopped after a checkpoint, from which one process is to go on.

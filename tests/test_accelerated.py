@@ -10,11 +10,12 @@ import scipy.linalg
 
 import eigenstream as es
 from conftest import quick
-from eigenstream import gathering, trees
-from eigenstream.outliers import Outliers
-from eigenstream.run import Run
-from eigenstream.solvers import knowing, tracking
-from eigenstream.solvers.metric import Diagonal, Sketch
+from eigenstream.core import players
+from eigenstream.run import game_engine
+from eigenstream.run.loop import Run
+from eigenstream.run.outliers import Outliers
+from eigenstream.solvers.game import filter, opening, verdict
+from eigenstream.solvers.game.preconditioner import Diagonal, Sketch
 
 
 def planted(n, dims, variances, correlations, seed=0):
@@ -124,9 +125,9 @@ def test_the_floor_of_a_sketch_rises_where_few_rows_carry_a_direction():
 def test_the_gain_weighs_rows_alike_where_players_stand_still():
     # Noise 1/300 known, 1/100 new: the mean of 400 rows.
     P = jnp.asarray(np.diag([1.0, 4.0]))
-    gain = tracking.gain(P / 300, P / 100, False)
+    gain = filter.gain(P / 300, P / 100, False)
     assert np.allclose(gain, 0.25 * np.eye(2), atol=1e-4)
-    after = tracking.noise_after(gain, P / 300, P / 100)
+    after = filter.noise_after(gain, P / 300, P / 100)
     assert np.allclose(after, P / 400, rtol=1e-3)
 
 
@@ -263,8 +264,7 @@ def test_the_first_rows_give_a_better_start_than_none():
     """Short of the rows that fit, and past them: what moves on kept rows are for."""
     views = [v[:4000] for v in POWER]
     with_them = es.solve(es.problems.cca(), batched(views), k=4, solver="game")
-    with mock.patch.object(gathering, "ROOM", 0):
-        without = es.solve(es.problems.cca(), batched(views), k=4, solver="game")
+    without = es.solve(es.problems.cca(), batched(views), k=4, solver=es.solvers.Game(opening=0))
     assert 1 - captured(views, with_them.V, 4) < 0.5 * (1 - captured(views, without.V, 4))
 
 
@@ -311,7 +311,7 @@ def test_every_array_that_is_left_depends_on_the_one_it_replaces(d):
     views = tuple(np.ones((8, d), np.float32) for _ in range(2))
     state = solver.init(problem, views, 2, jax.random.key(0))
     assert state.plays_all == (d == 12)
-    programs = [lambda s: solver.move(problem, s), lambda s: solver.gather(problem, s, views), solver.learn]
+    programs = [lambda s: solver.move(problem, s), lambda s: solver.gather(problem, s, views), lambda s: solver.update_sketch(problem, s)]
     for program in programs:
         behind = inputs_behind(jax.make_jaxpr(program)(state).jaxpr)
         leaves = jax.tree.leaves(state)
@@ -322,8 +322,8 @@ def test_every_array_that_is_left_depends_on_the_one_it_replaces(d):
 
 def test_a_message_names_few_of_many_groups():
     groups = [(i, i + 1) for i in range(0, 20, 2)]
-    assert knowing.named(groups[:2]) == "1 to 2, 3 to 4"
-    assert knowing.named(groups) == "1 to 2, 3 to 4, 5 to 6, 7 to 8 and 6 more groups"
+    assert verdict.named(groups[:2]) == "1 to 2, 3 to 4"
+    assert verdict.named(groups) == "1 to 2, 3 to 4, 5 to 6, 7 to 8 and 6 more groups"
 
 
 @pytest.mark.slow
@@ -332,12 +332,12 @@ def test_a_small_device_keeps_fewer_of_the_first_rows():
     kept = []
 
     def limit(state):
-        kept.append(gathering._bytes(state))
-        return gathering.MOVING * kept[-1]
+        kept.append(opening.n_bytes(state))
+        return opening.MOVING * kept[-1]
 
-    with mock.patch.object(gathering, "_limit", limit):
+    with mock.patch.object(opening, "memory_limit", limit):
         result = es.solve(es.problems.cca(), batched(POWER), k=4, solver="game")
-    assert gathering.room(1.0, np.inf) == gathering.ROOM > gathering.room(1.0, gathering.MOVING) == 0
+    assert opening.room(2.0, 1.0, np.inf) == 2.0 > opening.room(2.0, 1.0, opening.MOVING) == 0
     # Asked once, after the first block: the game has opened then.
     assert len(kept) == 1
     assert captured(POWER, result.V, 4) > 0.95
@@ -364,25 +364,21 @@ def test_the_opening_stops_where_the_judges_see_noise_fitted():
     views = planted(6000, (400, 300), power_law, [0.95])
     moves = []
 
-    def watched(solver, problem, state, whole):
-        moves.append(whole)
-        return move(solver, problem, state, whole)
+    def watched(self, method, state, *more):
+        moves.append(method == "move" and more[0])
+        return apply(self, method, state, *more)
 
-    move = gathering._move
-    with mock.patch.object(gathering, "_move", watched), mock.patch.object(gathering, "ROOM", 0.2):
-        es.solve(es.problems.cca(), batched(views, 40), 4, "game")
-        assert 1 < sum(moves) < gathering.OPENING
-        moves.clear()
-        with mock.patch.object(gathering, "PATIENCE", 100):
-            es.solve(es.problems.cca(), batched(views, 40), 4, "game")
-            assert sum(moves) == gathering.OPENING
+    apply = game_engine.GameEngine._apply
+    with mock.patch.object(game_engine.GameEngine, "_apply", watched):
+        es.solve(es.problems.cca(), batched(views, 40), 4, es.solvers.Game(opening=0.2))
+        assert 1 < sum(moves) < opening.OPENING_MOVES
 
 
 @pytest.mark.slow
 def test_rows_that_come_again_are_not_held_out():
     twice, thrice = (es.solve(es.problems.cca(), batched(POWER), 2, "game", max_epochs=e) for e in (2, 3))
     assert int(thrice.state.moves) > int(twice.state.moves)
-    np.testing.assert_array_equal(thrice.state.held.a, twice.state.held.a)
+    np.testing.assert_array_equal(thrice.state.heldout.a, twice.state.heldout.a)
 
 
 @pytest.mark.slow
@@ -390,12 +386,13 @@ def test_judges_of_the_opening_are_not_learned_twice():
     """A sketch that learned no rows would halve what it has measured."""
     waiting = []
 
-    def watched(solver, problem, state):
-        waiting.append(min(float(sketch.waiting) for sketch in state.metric))
-        return learn(solver, problem, state)
+    def watched(self, method, state, *more):
+        if method == "update_sketch":
+            waiting.append(min(float(sketch.waiting) for sketch in state.metric))
+        return apply(self, method, state, *more)
 
-    learn = gathering._learn
-    with mock.patch.object(gathering, "_learn", watched):
+    apply = game_engine.GameEngine._apply
+    with mock.patch.object(game_engine.GameEngine, "_apply", watched):
         es.solve(es.problems.cca(), batched([v[:6000] for v in POWER], 1000), 4, "game")
     assert len(waiting) > 2
     assert min(waiting) > 0
@@ -404,9 +401,9 @@ def test_judges_of_the_opening_are_not_learned_twice():
 @pytest.mark.slow
 def test_rows_are_new_again_after_a_fit_of_several_passes():
     model = es.CCA(2, solver="game", max_epochs=2).fit(*POWER)
-    before = float(model._run.engine.state.held.batches)
+    before = float(model._run.engine.state.heldout.batches)
     model.partial_fit(*(v[:3000] for v in POWER))
-    assert float(model._run.engine.state.held.batches) > before
+    assert float(model._run.engine.state.heldout.batches) > before
 
 
 def test_results_stay_whole_while_the_run_goes_on():
@@ -424,7 +421,7 @@ def test_rows_that_follow_another_law_start_the_players_anew():
     result = es.solve(es.problems.cca(), stream, k=4, solver="game")
     # Twice where a block holds rows of both laws.
     assert int(result.state.restarts) in (1, 2)
-    assert "times the rows changed" in result.message
+    assert "restarted 1 times because the rows changed" in result.message
     assert captured(later, result.V, 4) > 0.97
 
 
@@ -479,8 +476,7 @@ def test_small_eigenvalues_of_a_graph_are_found_without_keeping_its_edges():
     """Of a Laplacian's negative: noise in the denominator must not raise what is negative."""
     stream, degrees = block_model(1000, 4, 0.1, 0.01)
     problem = es.problems.laplacian(n_nodes=1000)
-    with mock.patch.object(gathering, "ROOM", 0):
-        game = es.solve(problem, stream, 4, "game", which="smallest", max_epochs=3)
+    game = es.solve(problem, stream, 4, es.solvers.Game(opening=0), which="smallest", max_epochs=3)
     exact = es.solve(problem, stream, 4, "exact", which="smallest")
     assert es.metrics.subspace_error(game.V, exact.V, np.diag(degrees)) < 0.02
 
@@ -509,7 +505,7 @@ def test_standard_errors_of_heldout_eigenvalues_are_those_of_repeated_streams():
     rng = np.random.default_rng(0)
 
     def estimate():
-        held = knowing.HeldOut.empty(1, jnp.float32)
+        held = verdict.HeldOut.empty(1, jnp.float32)
         for i in range(60):
             b = rng.uniform(0.5, 1.5)
             held = held.add(jnp.array([0.7 * b + 0.1 * rng.normal()]), jnp.array([b]))
@@ -523,8 +519,8 @@ def test_standard_errors_of_heldout_eigenvalues_are_those_of_repeated_streams():
 
 def test_eigenvalues_that_cannot_be_told_apart_are_named():
     lam, errors = np.array([0.9, 0.8, 0.799, 0.5]), np.full(4, 0.01)
-    assert knowing.clusters(lam, errors) == [(1, 2)]
-    assert knowing.clusters(np.array([3.0, 2.0, 1.0]), np.zeros(3)) == []
+    assert verdict.clusters(lam, errors) == [(1, 2)]
+    assert verdict.clusters(np.array([3.0, 2.0, 1.0]), np.zeros(3)) == []
 
 
 def test_groups_are_numbered_as_the_eigenvalues_are_given():
@@ -533,7 +529,7 @@ def test_groups_are_numbered_as_the_eigenvalues_are_given():
     # The first two players are one eigenvalue, and the third has overtaken them.
     lam = np.asarray(state.lam).copy()
     lam[:3] = 1.0, 1.0, 2.0
-    assert "eigenvalues 2 to 3 are" in knowing.verdict(state._replace(lam=lam), 400).words
+    assert "eigenvalues 2 to 3 differ" in verdict.verdict(state._replace(lam=lam), 400).words
 
 
 @pytest.mark.slow
@@ -619,8 +615,7 @@ def test_players_that_span_everything_keep_their_digits(flaw, units):
 def test_players_that_span_everything_average_edges_like_the_exact_solver():
     stream, degrees = block_model(100, 3, 0.4, 0.05)
     problem, options = es.problems.laplacian(n_nodes=100), {"k": 3, "which": "smallest"}
-    with mock.patch.object(gathering, "ROOM", 0):
-        game = es.solve(problem, 5 * stream, solver="game", **options)
+    game = es.solve(problem, 5 * stream, solver=es.solvers.Game(opening=0), **options)
     exact = es.solve(problem, 5 * stream, solver="exact", **options)
     assert game.state.plays_all
     assert game.state.moves > 2
@@ -641,7 +636,7 @@ def test_rows_that_are_not_finite_on_a_device_are_not_learned_from():
     batches[20] = batches[20].at[3, 3].set(jnp.nan)
     result = es.solve(es.problems.pca(center=False), batches, k=2, solver="game")
     assert np.isfinite(result.V).all()
-    assert "not finite and not taken" in result.message
+    assert "not finite and were skipped" in result.message
 
 
 @pytest.mark.slow
@@ -655,7 +650,7 @@ def test_a_step_is_pure_and_serves_scan():
     for batch in batches:
         state, _ = jax.jit(lambda s, b: solver.step(problem, s, b))(state, jax.tree.map(jnp.asarray, batch))
     assert int(scanned.moves) == int(state.moves) > 2
-    one, other = (trees.columns(trees.part(s.S, 0, 2)) for s in (state, scanned))
+    one, other = (players.to_matrix(players.take(s.S, 0, 2)) for s in (state, scanned))
     assert es.metrics.subspace_error(one, other) < 1e-3
 
 

@@ -8,8 +8,9 @@ import pytest
 
 import eigenstream as es
 from conftest import quick
-from eigenstream import gathering, host, rows
-from eigenstream.engines import Playing, _step
+from eigenstream.core import host_batches, views
+from eigenstream.run import game_engine
+from eigenstream.run.stepping_engine import SteppingEngine, _step
 
 RNG = np.random.default_rng(0)
 SIZES = [60, 31, 60, 7, 59, 12, 45, 83, 5, 60, 33, 58, 100, 21]
@@ -45,7 +46,7 @@ def test_batches_filled_up_give_what_they_gave(kind, center, independent, shards
     solver = es.solvers.Paper(learning_rate=0.01, independent=independent, shards=shards)
     with jax.enable_x64(True):
         filled = es.solve(problem, STREAMS[kind], 2, solver)
-        with mock.patch.object(Playing, "_filled", lambda self, batch: batch):
+        with mock.patch.object(SteppingEngine, "_padded", lambda self, batch: batch):
             plain = es.solve(problem, STREAMS[kind], 2, solver)
     np.testing.assert_allclose(filled.V, plain.V, rtol=1e-9, atol=1e-10)
     np.testing.assert_allclose(filled.eigenvalues, plain.eigenvalues, rtol=1e-9)
@@ -54,11 +55,11 @@ def test_batches_filled_up_give_what_they_gave(kind, center, independent, shards
 
 def test_rows_that_are_filled_in_are_not_counted():
     x = RNG.normal(size=(13, 4))
-    full = host.filled(x, 2, 20)
-    assert rows.n_rows(full) == 20
-    assert float(rows.count(full)) == 13
-    assert np.asarray(rows.present(full)).tolist() == [1] * 6 + [0] * 4 + [1] * 7 + [0] * 3
-    first, second = rows.split(full, (1, 1))
+    full = host_batches.filled(x, 2, 20)
+    assert views.n_rows(full) == 20
+    assert float(views.count(full)) == 13
+    assert np.asarray(views.present(full)).tolist() == [1] * 6 + [0] * 4 + [1] * 7 + [0] * 3
+    first, second = views.split(full, (1, 1))
     np.testing.assert_array_equal(first.rows[:6], x[:6])
     np.testing.assert_array_equal(second.rows[:7], x[6:])
     assert (first.counts.tolist(), second.counts.tolist()) == ([6], [7])
@@ -68,9 +69,9 @@ def test_rows_that_are_filled_in_are_not_counted():
     ("n", "least", "sizes"), [(300, 1, [256, 32, 8, 4]), (300, 6, [256, 32, 12]), (6, 6, [6]), (7, 6, [7]), (1, 1, [1])]
 )
 def test_blocks_of_powers_of_two_lose_no_row(n, least, sizes):
-    assert host.in_powers_of_two(n, least) == sizes
+    assert host_batches.in_powers_of_two(n, least) == sizes
     x = np.arange(n)
-    np.testing.assert_array_equal(np.concatenate(list(host.cut(x, sizes))), x)
+    np.testing.assert_array_equal(np.concatenate(list(host_batches.cut(x, sizes))), x)
 
 
 def test_two_programs_serve_all_batches_up_to_the_first():
@@ -86,11 +87,11 @@ def test_two_programs_serve_all_batches_up_to_the_first():
 @pytest.mark.parametrize("kind", ["pca", "lda"])
 def test_the_game_takes_blocks_of_few_sizes(kind):
     taken = []
-    keep = gathering.Gathering.step
+    learn = game_engine.GameEngine._learn
 
-    def watched(self, batch):
-        taken.extend(map(gathering.n_rows, batch))
-        keep(self, batch)
+    def watched(self, block, *more):
+        taken.append(game_engine.n_rows(block))
+        learn(self, block, *more)
 
     rng = np.random.default_rng(1)
     sizes = rng.integers(150, 500, size=30)
@@ -99,12 +100,12 @@ def test_the_game_takes_blocks_of_few_sizes(kind):
     if kind == "lda":
         problem = es.problems.lda(3)
         batches = [(x, (x[:, 0] > 0) + (x[:, 1] > 0).astype(int)) for x in batches]
-    with mock.patch.object(gathering.Gathering, "step", watched), mock.patch.object(gathering, "ROOM", 0.05):
-        result = es.solve(problem, batches, 2, es.solvers.Game(extra=0))
+    with mock.patch.object(game_engine.GameEngine, "_learn", watched):
+        result = es.solve(problem, batches, 2, es.solvers.Game(extra=0, opening=0.05))
     assert result.n_samples_seen == sizes.sum() == len(X)
     assert sum(taken) > len(X) - 512
-    assert len(set(taken)) <= gathering.FEW + 10
-    assert all(size.bit_count() == 1 for size in set(taken) - set(taken[: gathering.FEW]))
+    assert len(set(taken)) <= game_engine.FEW + 10
+    assert all(size.bit_count() == 1 for size in set(taken) - set(taken[: game_engine.FEW]))
     if kind == "pca":
         exact = es.solve(problem, [X], 2, "exact")
         assert es.metrics.subspace_error(result.V, exact.V) < 0.01
@@ -114,7 +115,7 @@ def test_the_game_takes_blocks_of_few_sizes(kind):
 def test_the_game_keeps_checkpoints_of_such_a_stream(tmp_path):
     rng = np.random.default_rng(0)
     batches = [rng.normal(size=(b, 40)).astype("f4") for b in rng.integers(150, 400, size=30)]
-    with mock.patch.object(gathering, "ROOM", 0.05):
-        result = es.solve(es.problems.pca(), batches, 2, "game", folder=tmp_path, checkpoint_every=0)
+    solver = es.solvers.Game(opening=0.05)
+    result = es.solve(es.problems.pca(), batches, 2, solver, folder=tmp_path, checkpoint_every=0)
     steps = [int(path.name) for path in (tmp_path / "checkpoints").glob("[0-9]*")]
     assert max(steps) > result.n_iter - 5

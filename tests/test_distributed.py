@@ -17,7 +17,7 @@ import pytest
 
 import eigenstream as es
 from eigenstream import distributed
-from eigenstream.placement import Placement
+from eigenstream.run.placement import Placement
 
 # Processes that start and compile: not for every commit.
 slow = pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import eigenstream as es
 import oracles
-from eigenstream.moments import BLOCK_ROWS, Moments
+from eigenstream.core.moments import BLOCK_ROWS, Moments
 
 
 def summed(moments, pieces, labels=None):
@@ -204,7 +204,7 @@ def test_exact_is_float64_without_the_global_setting():
 
 
 def test_block_structure_of_b_gives_what_the_whole_does():
-    from eigenstream.eigenpairs import solve_dense
+    from eigenstream.core.ritz import solve_dense
 
     rng = np.random.default_rng(0)
     A, B = oracles.views([rng.normal(size=(200, 5)), rng.normal(size=(200, 4))])

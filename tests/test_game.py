@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import eigenstream as es
 import oracles
-from eigenstream import trees
+from eigenstream.core import players
 from eigenstream.problems import Products
 from eigenstream.solvers import Paper, Smooth, gradient, utilities
 
@@ -66,7 +66,7 @@ def test_direction_is_the_gradient_up_to_a_positive_factor_given_exact_parents(s
         v = random_players(1, d, 100 * seed + i)[0]
         V = jnp.concatenate([true[:i], v[None]])
         AV, BV = V @ A, V @ B
-        found = direction(V, AV, BV, BV, trees.dot(V, BV))[i]
+        found = direction(V, AV, BV, BV, players.dot(V, BV))[i]
         slope = jax.grad(lambda v, i=i, V=V: utility_of(i, v, V, A, B))(v)
         np.testing.assert_allclose(found, slope * (v @ B @ v) ** 2 / 2, atol=1e-10)
 
@@ -149,12 +149,12 @@ def test_paper_steps_are_algorithm_2_line_by_line(machines, independent):
         X, Y = rng.normal(size=(2, 24, 4))
         if state is None:
             state = solver.init(problem, (X, Y), 3, jax.random.key(0))
-            V = trees.columns(state.V).T.copy()
+            V = players.to_matrix(state.V).T.copy()
             Bv = V.copy()
         state, _ = solver.step(problem, state, (X, Y))
         V, Bv = algorithm_2(V, Bv, machine_pairs(X, Y, machines, independent), 0.1, 0.3, 0.4)
-        np.testing.assert_allclose(trees.columns(state.V).T, V, atol=1e-12)
-        np.testing.assert_allclose(trees.columns(state.aux.BV).T, Bv, atol=1e-12)
+        np.testing.assert_allclose(players.to_matrix(state.V).T, V, atol=1e-12)
+        np.testing.assert_allclose(players.to_matrix(state.aux.BV).T, Bv, atol=1e-12)
 
 
 def test_smooth_steps_are_algorithm_3_line_by_line():
@@ -163,13 +163,13 @@ def test_smooth_steps_are_algorithm_3_line_by_line():
     problem = es.problems.cca(center=False)
     X, Y = rng.normal(size=(2, 24, 4))
     state = solver.init(problem, (X, Y), 3, jax.random.key(0))
-    V = trees.columns(state.V).T.copy()
+    V = players.to_matrix(state.V).T.copy()
     Bv, z = V.copy(), np.zeros(3)
     for _ in range(5):
         X, Y = rng.normal(size=(2, 24, 4))
         state, _ = solver.step(problem, state, (X, Y))
         V, Bv, z = algorithm_3(V, Bv, z, machine_pairs(X, Y, 2, True), 0.1, 0.3, 0.05, 20.0)
-        np.testing.assert_allclose(trees.columns(state.V).T, V, atol=1e-12)
+        np.testing.assert_allclose(players.to_matrix(state.V).T, V, atol=1e-12)
         np.testing.assert_allclose(state.aux.z, z, atol=1e-12)
 
 
@@ -179,7 +179,7 @@ def test_clipping_at_the_floor_acts():
     for floor in (1e-10, 5.0):
         solver = Paper(floor=floor)
         state = solver.init(problem, tuple(X), 3, jax.random.key(0))
-        steps.append(trees.columns(solver.step(problem, state, tuple(X))[0].V))
+        steps.append(players.to_matrix(solver.step(problem, state, tuple(X))[0].V))
     assert np.abs(steps[0] - steps[1])[:, 1:].max() > 1e-3
     np.testing.assert_array_equal(steps[0][:, 0], steps[1][:, 0])
 
@@ -214,7 +214,7 @@ def test_true_eigenvectors_are_a_fixed_point(name):
     state = solver.init(problem, None, 4, jax.random.key(0))
     aux = state.aux._replace(BV=V @ B)
     if isinstance(solver, Smooth):
-        share = np.log(np.asarray(trees.dot(V, V @ B)) / solver.floor) / np.log(solver.ceiling / solver.floor)
+        share = np.log(np.asarray(players.dot(V, V @ B)) / solver.floor) / np.log(solver.ceiling / solver.floor)
         aux = aux._replace(z=jnp.asarray(np.log(share / (1 - share))))
     state = state._replace(V=V, aux=aux)
     after, info = solver.step(problem, state, None)
@@ -272,9 +272,9 @@ def test_the_papers_two_by_two_example():
 def test_player_one_ignores_the_rest_and_children_do_not_move_parents():
     A, B = random_pencil(6, 0)
     V = random_players(4, 6, 0)
-    full = direction(V, V @ A, V @ B, V @ B, trees.dot(V, V @ B))
+    full = direction(V, V @ A, V @ B, V @ B, players.dot(V, V @ B))
     for k in (1, 2, 3):
-        part = direction(V[:k], V[:k] @ A, V[:k] @ B, V[:k] @ B, trees.dot(V[:k], V[:k] @ B))
+        part = direction(V[:k], V[:k] @ A, V[:k] @ B, V[:k] @ B, players.dot(V[:k], V[:k] @ B))
         np.testing.assert_allclose(full[:k], part, atol=1e-14)
 
 
@@ -289,7 +289,7 @@ def test_direction_turns_with_the_coordinates_and_keeps_the_sphere(seed, d, data
         R = jnp.asarray(np.linalg.qr(np.random.default_rng(seed).normal(size=(d, d)))[0])
 
         def of(V, A, B):
-            return direction(V, V @ A, V @ B, V @ B, trees.dot(V, V @ B))
+            return direction(V, V @ A, V @ B, V @ B, players.dot(V, V @ B))
 
         base = of(V, A, B)
         np.testing.assert_allclose(of(V @ R, R.T @ A @ R, R.T @ B @ R), base @ R, atol=1e-10)
@@ -297,7 +297,7 @@ def test_direction_turns_with_the_coordinates_and_keeps_the_sphere(seed, d, data
         signs = jnp.asarray(np.random.default_rng(seed).choice([-1.0, 1.0], (k, 1)))
         np.testing.assert_allclose(of(signs * V, A, B), signs * base, atol=1e-10)
         # ⟨v, ∇⟩ = 0: to first order a step keeps the unit norm.
-        np.testing.assert_allclose(trees.dot(V, base), 0, atol=1e-10)
+        np.testing.assert_allclose(players.dot(V, base), 0, atol=1e-10)
 
 
 @pytest.mark.parametrize("which", ["largest", "smallest"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import eigenstream as es
 import oracles
-from eigenstream.eigenpairs import fix_signs, rayleigh_ritz
+from eigenstream.core.ritz import fix_signs, rayleigh_ritz
 
 seeds = st.integers(0, 10**6)
 

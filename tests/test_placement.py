@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import eigenstream as es
-from eigenstream.placement import make_mesh
+from eigenstream.run.placement import make_mesh
 
 
 def on_eight_devices(what):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import eigenstream as es
-from eigenstream import precision, rows, trees
-from eigenstream.solvers.game import direction
+from eigenstream.core import players, precision, views
+from eigenstream.solvers.paper import direction
 
 RNG = np.random.default_rng(0)
 X, Y = (jnp.asarray(RNG.normal(size=(64, d)), jnp.float32) for d in (30, 20))
@@ -16,7 +16,7 @@ V = tuple(jnp.asarray(RNG.normal(size=(4, d)), jnp.float32) for d in (30, 20))
 
 def test_bf16_rounds_the_operands_and_sums_in_float32():
     with precision.scope("bf16"):
-        found = rows.project(X, V[0])
+        found = views.project(X, V[0])
     rounded = (np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (V[0], X))
     v, x = rounded
     assert found.dtype == jnp.float32
@@ -25,7 +25,7 @@ def test_bf16_rounds_the_operands_and_sums_in_float32():
 
 
 def test_a_setting_is_part_of_what_is_compiled():
-    product = jax.jit(lambda a, b: trees.gram(a, b))
+    product = jax.jit(lambda a, b: players.gram(a, b))
     exact = product(V[0], V[0])
     with precision.scope("bf16"):
         rounded = product(V[0], V[0])
@@ -38,21 +38,21 @@ def test_a_setting_is_part_of_what_is_compiled():
 def test_inner_products_of_players_come_from_scores(kind, center):
     problem = getattr(es.problems, kind)(center=center)
     views = {"pca": X, "multiview": (X, Y, X[:, :7])}.get(kind, (X, Y))
-    players = {"pca": V[0], "multiview": (*V, V[0][:, :7])}.get(kind, V)
+    W = {"pca": V[0], "multiview": (*V, V[0][:, :7])}.get(kind, V)
     memory = problem.observe(problem.start(views), views)
-    [(p, _)] = problem.estimate(memory, views, players, False)
+    [(p, _)] = problem.estimate(memory, views, W, False)
     assert p.in_A is not None
-    np.testing.assert_allclose(p.VAV(players), trees.gram(players, p.AV), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(p.VBV(players), trees.gram(players, p.BV), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(p.vBv(players), trees.dot(players, p.BV), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(p.VAV(W), players.gram(W, p.AV), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(p.VBV(W), players.gram(W, p.BV), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(p.vBv(W), players.dot(W, p.BV), rtol=1e-4, atol=1e-4)
     bare = es.problems.Products(*p)
-    norms = trees.dot(players, p.BV)
-    for a, b in zip(*(jax.tree.leaves(direction(players, [(q, q)], p.BV, norms)) for q in (p, bare)), strict=True):
+    norms = players.dot(W, p.BV)
+    for a, b in zip(*(jax.tree.leaves(direction(W, [(q, q)], p.BV, norms)) for q in (p, bare)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
 
 def test_players_of_rows_in_16_bits_have_32():
-    assert rows.template(X.astype(jnp.bfloat16)).dtype == jnp.float32
+    assert views.template(X.astype(jnp.bfloat16)).dtype == jnp.float32
 
 
 @pytest.mark.parametrize("solver", ["game", es.solvers.Paper(learning_rate=0.03)])

@@ -11,8 +11,8 @@ from jax.experimental import sparse as jsparse
 import eigenstream as es
 import oracles
 from conftest import quick
-from eigenstream import host, trees
-from eigenstream.problems.base import Negated, view_sizes
+from eigenstream.core import host_batches, players
+from eigenstream.problems.checks import view_sizes
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -54,37 +54,37 @@ PROBLEMS = {
 
 
 def batch_products(problem, batch, V):
-    batch = host.to_device(problem.accept(batch))
+    batch = host_batches.to_device(problem.accept(batch))
     memory = problem.observe(problem.start(batch), batch)
     [(products, _)] = problem.estimate(memory, batch, V, independent=False)
     return products
 
 
-def players(problem, batch, k=3, seed=1):
-    return trees.normal(jax.random.key(seed), k, problem.template(problem.accept(batch)))
+def drawn(problem, batch, k=3, seed=1):
+    return players.normal(jax.random.key(seed), k, problem.template(problem.accept(batch)))
 
 
 def assert_products(found, V, A, B, tol=1e-10):
-    V = trees.columns(V)
+    V = players.to_matrix(V)
     scale = max(np.abs(A).max(), np.abs(B).max())
-    np.testing.assert_allclose(trees.columns(found.AV), A @ V, atol=tol * scale)
-    np.testing.assert_allclose(trees.columns(found.BV), B @ V, atol=tol * scale)
+    np.testing.assert_allclose(players.to_matrix(found.AV), A @ V, atol=tol * scale)
+    np.testing.assert_allclose(players.to_matrix(found.BV), B @ V, atol=tol * scale)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_products_equal_the_dense_definition(name):
     problem, batch, (A, B) = PROBLEMS[name]
-    V = players(problem, batch)
+    V = drawn(problem, batch)
     assert_products(batch_products(problem, batch, V), V, A, B)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_negated_problem_negates_a_alone(name):
     problem, batch, (A, B) = PROBLEMS[name]
-    V = players(problem, batch)
+    V = drawn(problem, batch)
     batch = problem.accept(batch)
     memory = problem.observe(problem.start(batch), batch)
-    [(found, _)] = Negated(problem).estimate(memory, batch, V, False)
+    [(found, _)] = problem.with_sign(-1).estimate(memory, batch, V, False)
     assert_products(found, V, -A, B)
 
 
@@ -113,11 +113,11 @@ def test_sparse_batches_give_what_dense_ones_do(name, center):
     thin = {"pca": a, "cca": (a, b), "multiview": (a, b, c), "pls": (a, b), "lda": (a, labels), "ica": a}[name]
     thick = jax.tree.map(lambda x: x.toarray() if scipy.sparse.issparse(x) else x, thin, is_leaf=scipy.sparse.issparse)
     problem = es.problems.lda(3) if name == "lda" else getattr(es.problems, name)(center=center, ridge=0.1)
-    V = players(problem, thick)
+    V = drawn(problem, thick)
     found, wanted = (batch_products(problem, batch, V) for batch in (thin, thick))
-    np.testing.assert_allclose(trees.columns(found.AV), trees.columns(wanted.AV), atol=1e-12)
-    np.testing.assert_allclose(trees.columns(found.BV), trees.columns(wanted.BV), atol=1e-12)
-    on_device, batch = host.to_device(problem.accept(thin)), problem.accept(thick)
+    np.testing.assert_allclose(players.to_matrix(found.AV), players.to_matrix(wanted.AV), atol=1e-12)
+    np.testing.assert_allclose(players.to_matrix(found.BV), players.to_matrix(wanted.BV), atol=1e-12)
+    on_device, batch = host_batches.to_device(problem.accept(thin)), problem.accept(thick)
     memory = problem.observe(problem.start(batch), batch)
     found, wanted = (jax.tree.leaves(problem.estimate(memory, b, V, True)) for b in (on_device, batch))
     for a_leaf, b_leaf in zip(found, wanted, strict=True):
@@ -130,9 +130,9 @@ def test_sparse_batches_give_what_dense_ones_do(name, center):
 def test_a_sparse_batch_is_never_made_dense(independent):
     """The compiled program of a sparse step holds no array of the batch's dense size."""
     d, b, k = 5000, 40, 2
-    batch = host.to_device((sparse(np.random.default_rng(0), b, d), sparse(np.random.default_rng(1), b, d)))
+    batch = host_batches.to_device((sparse(np.random.default_rng(0), b, d), sparse(np.random.default_rng(1), b, d)))
     problem = es.problems.cca(ridge=0.1)
-    V = trees.normal(jax.random.key(0), k, problem.template(batch))
+    V = players.normal(jax.random.key(0), k, problem.template(batch))
 
     def products(batch, V):
         return problem.estimate((), batch, V, independent)
@@ -148,7 +148,7 @@ def test_leaves_of_a_view_are_never_concatenated_and_may_have_any_shape():
     images, extra = X[:, :4].reshape(N, 2, 2), X[:, 4:]
     structured, flat = {"conv": images, "dense": extra}, X
     problem = es.problems.cca(ridge=0.1)
-    V = players(problem, (structured, Y))
+    V = drawn(problem, (structured, Y))
     assert V[0]["conv"].shape == (3, 2, 2)
     assert_products(batch_products(problem, (structured, Y), V), V, *oracles.views([X, Y], ridge=0.1))
     by_leaf, by_matrix = (es.solve(problem, [(view, Y)], 2) for view in (structured, flat))
@@ -163,7 +163,7 @@ def test_running_mean_centres_like_the_whole_stream():
     for batch in batches:
         memory = problem.observe(memory, batch)
     np.testing.assert_allclose(memory.mean[0], X.mean(0), rtol=1e-12)
-    V = players(problem, X)
+    V = drawn(problem, X)
     AV = problem.products(problem.rows(memory, X), V).AV
     np.testing.assert_allclose(AV, V @ np.cov(X.T, ddof=0), rtol=1e-10)
 
@@ -177,7 +177,7 @@ def test_a_pilot_saves_the_digits_of_far_float32_rows():
     assert not point[1].any()
     near = problem.less_pilot(batch, point)
     np.testing.assert_array_equal(near[1], batch[1])
-    V = trees.normal(jax.random.key(0), 2, problem.template(batch))
+    V = players.normal(jax.random.key(0), 2, problem.template(batch))
     A, B = oracles.views([x.astype(np.float64) for x in batch])
     with jax.default_matmul_precision("highest"):
         found = batch_products(problem, near, V)
@@ -207,7 +207,7 @@ MIXED = [(a, b) for a in FORMS for b in [*FORMS, None] if a != b]
 def test_matrices_in_every_form(form_a, form_b):
     B = None if form_b is None else FORMS[form_b](B_)
     problem = es.problems.matrices(FORMS[form_a](A_), B, size=8)
-    V = trees.normal(jax.random.key(0), 3, problem.template(None))
+    V = players.normal(jax.random.key(0), 3, problem.template(None))
     found = jax.jit(lambda p, V: p.products(None, V))(problem, V)
     assert_products(found, V, A_, np.eye(8) if form_b is None else B_)
     exact = es.solve(problem, None, 3, solver="exact")
@@ -218,7 +218,7 @@ def test_matrices_in_every_form(form_a, form_b):
 @pytest.mark.parametrize("form", ["numpy", "csr", "jax", "bcoo"])
 def test_ridge_on_matrices(form):
     problem = es.problems.matrices(FORMS[form](A_), FORMS[form](B_), ridge=0.5)
-    V = trees.normal(jax.random.key(0), 3, problem.template(None))
+    V = players.normal(jax.random.key(0), 3, problem.template(None))
     assert_products(problem.products(None, V), V, A_, oracles.ridged(B_, 0.5))
     if form in ("numpy", "csr"):
         lam, _ = oracles.leading(A_, oracles.ridged(B_, 0.5), 3)
@@ -229,7 +229,7 @@ def test_ridge_on_matrices(form):
 def test_laplacian_of_a_matrix_is_that_of_its_edges(normalized):
     W = scipy.sparse.coo_matrix((WEIGHTS, (SOURCES, TARGETS)), shape=(7, 7))
     problem = es.problems.laplacian((W + W.T).tocsr(), normalized=normalized)
-    V = trees.normal(jax.random.key(0), 3, problem.template(None))
+    V = players.normal(jax.random.key(0), 3, problem.template(None))
     assert_products(problem.products(None, V), V, *oracles.laplacian(7, SOURCES, TARGETS, WEIGHTS, normalized))
     streamed = es.problems.laplacian(n_nodes=7, normalized=normalized, n_edges=N)
     edges = [(SOURCES[:20], TARGETS[:20], WEIGHTS[:20]), (SOURCES[20:], TARGETS[20:], WEIGHTS[20:])]
@@ -240,7 +240,7 @@ def test_laplacian_of_a_matrix_is_that_of_its_edges(normalized):
 
 def test_unweighted_edges_have_weight_one():
     problem = es.problems.laplacian(n_nodes=7, n_edges=N)
-    V = players(problem, (SOURCES, TARGETS))
+    V = drawn(problem, (SOURCES, TARGETS))
     assert_products(
         batch_products(problem, (SOURCES, TARGETS), V), V, *oracles.laplacian(7, SOURCES, TARGETS, np.ones(N))
     )
@@ -252,11 +252,11 @@ def test_parts_for_a_and_b_share_no_row_and_every_row_serves_both(name):
     problem = getattr(es.problems, name)(center=False)
     n = 12
     data = (X[:n], Y[:n]) if name == "cca" else X[:n]
-    V = players(problem, data)
+    V = drawn(problem, data)
 
     def pairs(row):
         moved = jax.tree.map(lambda leaf: leaf + (np.arange(n) == row)[:, None], data)
-        return [(trees.columns(p.AV), trees.columns(q.BV)) for p, q in problem.estimate((), moved, V, True)]
+        return [(players.to_matrix(p.AV), players.to_matrix(q.BV)) for p, q in problem.estimate((), moved, V, True)]
 
     base = pairs(None)
     assert len(base) == (2 if name == "cca" else 3)

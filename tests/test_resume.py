@@ -16,7 +16,7 @@ import scipy.sparse
 import eigenstream as es
 import kills
 from conftest import quick
-from eigenstream.checkpoint import Checkpoints, write_atomically
+from eigenstream.run.checkpoint import Checkpoints, write_atomically
 from eigenstream.solvers import SGHA, EckartYoung, Oja, Paper, RSGPlus, Smooth
 
 rng = np.random.default_rng(0)

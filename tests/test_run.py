@@ -36,7 +36,7 @@ def test_a_run_on_matrices_stops_at_its_tolerance_and_says_so():
     A, B = oracles.pencil(np.array([1.0, 0.5, 0.1]))
     result = es.solve(es.problems.matrices(A, B), None, 2, solver=Paper(averaging=None), tol=1e-4, max_steps=5000)
     assert result.converged
-    assert result.message.startswith("every residual is below tol=0.0001 after ")
+    assert result.message.startswith("the residual is below tol=0.0001 after ")
     assert 0 < result.n_iter < 5000
     assert result.residuals.max() < 1e-4
     short = es.solve(es.problems.matrices(A, B), None, 2, solver=Paper(averaging=None), tol=1e-12, max_steps=20)

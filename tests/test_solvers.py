@@ -10,7 +10,7 @@ import pytest
 import eigenstream as es
 import oracles
 from conftest import quick
-from eigenstream import rows, trees
+from eigenstream.core import players, views
 from eigenstream.solvers import SGHA, EckartYoung, Exact, Oja, Paper, RSGPlus, Smooth
 from eigenstream.solvers.rsg import Factors, towards_span
 
@@ -258,5 +258,5 @@ def test_shards_average_directions_and_use_every_row():
     state = one.init(problem, (X, Y), 2, jax.random.key(0))
     tripled = (np.vstack([X] * 3), np.vstack([Y] * 3))
     a, b = one.step(problem, state, (X, Y))[0], three.step(problem, state, tripled)[0]
-    np.testing.assert_allclose(trees.columns(a.V), trees.columns(b.V), atol=1e-12)
-    assert [rows.n_rows(part) for part in rows.split((X[:11], Y[:11]), (1, 1, 1))] == [3, 4, 4]
+    np.testing.assert_allclose(players.to_matrix(a.V), players.to_matrix(b.V), atol=1e-12)
+    assert [views.n_rows(part) for part in views.split((X[:11], Y[:11]), (1, 1, 1))] == [3, 4, 4]

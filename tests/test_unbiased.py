@@ -7,7 +7,7 @@ import pytest
 
 import eigenstream as es
 from conftest import quick
-from eigenstream import trees
+from eigenstream.core import players
 from eigenstream.solvers import direction
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -40,7 +40,7 @@ PROBLEMS = {
 
 
 def directions(problem, data, V, BV_aux, independent):
-    norms = jnp.maximum(trees.dot(V, BV_aux), 1e-10)
+    norms = jnp.maximum(players.dot(V, BV_aux), 1e-10)
     return direction(V, problem.estimate((), data, V, independent), BV_aux, norms)
 
 
@@ -66,7 +66,7 @@ def mean_and_error(problem, data, V, BV_aux, b, independent, draws=DRAWS):
 def setting(name):
     problem, data = PROBLEMS[name]
     data = problem.accept(data)
-    V = trees.normal(jax.random.key(3), 3 if name != "multiview" else 2, problem.template(data))
+    V = players.normal(jax.random.key(3), 3 if name != "multiview" else 2, problem.template(data))
     exact = problem.estimate((), data, V, False)[0][0]
     wanted = directions(problem, data, V, exact.BV, False)
     return problem, data, V, exact.BV, np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(wanted)])
@@ -100,7 +100,7 @@ def test_a_batch_less_its_own_mean_is_unbiased_over_b_minus_one(b):
     """Here the mean is not known: the rows are far from centred."""
     data = (X + 3, Y - 2)
     problem = es.problems.cca(center=True)
-    V = trees.normal(jax.random.key(3), 2, problem.template(data))
+    V = players.normal(jax.random.key(3), 2, problem.template(data))
     # Drawn with replacement, the population's own covariance is what b - 1 estimates.
     exact = es.problems.cca(center=False).estimate((), (X, Y), V, False)[0][0]
     wanted = directions(es.problems.cca(center=False), (X, Y), V, exact.BV, False)
@@ -116,17 +116,17 @@ def test_lda_is_asymptotically_unbiased():
     labels = np.arange(POPULATION) % 3
     data = (X + labels[:, None] * [1.0, -0.5, 0, 0], labels)
     problem = es.problems.lda(3)
-    V = trees.normal(jax.random.key(0), 2, problem.template(data))
+    V = players.normal(jax.random.key(0), 2, problem.template(data))
     exact_memory = problem.observe(problem.start(data), data)
     exact = problem.estimate(exact_memory, data, V, False)[0][0]
-    wanted = direction(V, [(exact, exact)], exact.BV, trees.dot(V, exact.BV))
+    wanted = direction(V, [(exact, exact)], exact.BV, players.dot(V, exact.BV))
 
     def error_after(m):
         index = rng.integers(0, POPULATION, m)
         seen = jax.tree.map(lambda leaf: leaf[index], data)
         memory = problem.observe(problem.start(data), seen)
         # The expectation over a batch is the mean over the population: A comes from memory, B is linear in rows.
-        found = direction(V, problem.estimate(memory, data, V, False), exact.BV, trees.dot(V, exact.BV))
+        found = direction(V, problem.estimate(memory, data, V, False), exact.BV, players.dot(V, exact.BV))
         return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
     sizes = (300, 30_000, 3_000_000)

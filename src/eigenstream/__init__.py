@@ -1,7 +1,6 @@
 """The leading eigenvectors of ``A v = λ B v`` from a stream of minibatches."""
 
 from eigenstream import datasets, distributed, metrics, neural, problems, solvers, streams
-from eigenstream.eigenpairs import rayleigh_quotients
 from eigenstream.estimators import (
     CCA,
     ICA,
@@ -15,9 +14,10 @@ from eigenstream.estimators import (
     load,
     permutation_test,
 )
-from eigenstream.result import Result
-from eigenstream.solvers.generalized import eigh
-from eigenstream.solving import solve
+from eigenstream.problems.quotients import rayleigh_quotients
+from eigenstream.run import solve
+from eigenstream.run.result import Result
+from eigenstream.solvers.eigh import eigh
 
 __all__ = [
     "CCA",

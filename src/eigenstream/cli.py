@@ -17,9 +17,12 @@ import numpy as np
 import typer
 
 from eigenstream import distributed as processes
-from eigenstream import estimators, folders, models, streams
-from eigenstream.checkpoint import plain
-from eigenstream.models import OPTIMIZERS
+from eigenstream import estimators, streams
+from eigenstream.app import folders
+from eigenstream.estimators import model_files
+from eigenstream.estimators.model_files import OPTIMIZERS
+from eigenstream.run.checkpoint import plain
+from eigenstream.run.result import Status
 from eigenstream.solvers.choice import SOLVERS
 from eigenstream.streams.batching import edges
 
@@ -168,20 +171,21 @@ def fit(
                 warnings.simplefilter("ignore")
                 estimator.fit_stream(stream, folder=out, resume=True, checkpoint_every=checkpoint_every, **extra)
         except ValueError:
-            # A mistake, to be mended and tried again: what would make the next try look like a second is removed.
+            # Input was rejected before the first checkpoint: clear the folder, so that the corrected command needs no
+            # --overwrite.
             if not any((out / "checkpoints").glob("[0-9]*")):
                 folders.clear(out)
             raise
-        models.save(estimator, out, run=started)
+        model_files.save(estimator, out, run=started)
         for name in ("labels_", "embedding_"):
             if hasattr(estimator, name) and processes.is_first():
                 np.save(out / f"{name[:-1]}.npy", getattr(estimator, name))
     else:
         estimator = estimators.load(out)
     _tell(_summary(problem, estimator, out), as_json)
-    if estimator.message_.startswith("interrupted"):
+    if estimator.status_ == Status.INTERRUPTED:
         raise typer.Exit(INTERRUPTED)
-    if "not finite" in estimator.message_:
+    if estimator.status_ == Status.FAILED:
         raise typer.Exit(FAILED)
 
 
@@ -312,7 +316,7 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Tables and pictures of a run: RUN/report.md and RUN/report.png."""
-    from eigenstream import report as reports
+    from eigenstream.app import report as reports
 
     estimator = estimators.load(run)
     metrics = run / "metrics.jsonl"
@@ -328,7 +332,7 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Stream scikit-learn's digits through CCA of their upper and lower halves, and compare with the exact answer."""
-    from eigenstream.demo import demo as run
+    from eigenstream.app.demo import demo as run
 
     run(out, epochs)
 

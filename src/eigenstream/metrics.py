@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
+from eigenstream.core import ritz
+
 __all__ = ["angles", "proportion_captured", "residuals", "subspace_error", "tcc"]
 
 
@@ -103,9 +105,8 @@ def residuals(V: Any, eigenvalues: Any, A: Any, B: Any = None) -> np.ndarray:
     AV, BV = _apply(A, V), _apply(B, V)
     probe = np.random.default_rng(0).normal(size=(len(V), 1))
     norms = np.linalg.norm(V, axis=0)
-    size = max(np.linalg.norm(_apply(A, probe)) / np.linalg.norm(probe), (np.linalg.norm(AV, axis=0) / norms).max())
-    scale = size * norms + np.abs(lam) * np.linalg.norm(BV, axis=0)
-    return np.linalg.norm(AV - lam * BV, axis=0) / np.where(scale > 0, scale, 1)
+    norm_A = max(np.linalg.norm(_apply(A, probe)) / np.linalg.norm(probe), (np.linalg.norm(AV, axis=0) / norms).max())
+    return ritz.residuals(V.T, AV.T, BV.T, lam, norm_A)
 
 
 def proportion_captured(V: Any, A: Any, B: Any = None, eigenvalues: Any = None) -> float:

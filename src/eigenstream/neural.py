@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eigenstream import rows
+from eigenstream.core import views
+from eigenstream.core.types import Tree
 from eigenstream.problems import cca, pca
-from eigenstream.problems.base import Problem, view_sizes
-from eigenstream.result import Result
-from eigenstream.run import Run
+from eigenstream.problems.base import Problem
+from eigenstream.problems.checks import view_sizes
+from eigenstream.run.loop import Run
+from eigenstream.run.result import Result
 from eigenstream.solvers.choice import chosen
-from eigenstream.solvers.exact import Exact
 
 __all__ = ["Comparison", "activations", "compare"]
 
-Tree = Any
 Layers = Sequence[str] | tuple[Sequence[str], Sequence[str]] | None
 
 
@@ -312,11 +312,10 @@ class _Learning(NamedTuple):
             first = problem.accept(batch)
             sizes = view_sizes(problem.template(first))
             picked, reason = chosen(solver, problem, sizes, k, "largest", options["memory_budget"], None)
-            exact = isinstance(picked, Exact)
-            if k is None and not exact:
+            if k is None and not picked.whole_spectrum:
                 raise ValueError(f"n_components is needed for {type(picked).__name__} ({reason}): give how many")
             # Units that are dead or copies of others leave fewer components than were asked for.
-            most = None if exact or k is None else min(k, problem.most_components(sizes))
+            most = None if picked.whole_spectrum or k is None else min(k, problem.most_components(sizes))
             made = Run(problem, most, picked, for_estimator=True, **options)
             made.begin(first, repeatable=True)
             return made
@@ -380,11 +379,11 @@ class _Summing:
 def _added(sums: tuple[Tree, jax.Array], x: Tree, mean: Tree, W: Tree) -> tuple[Tree, jax.Array]:
     """``Σ h_i x_j`` and ``Σ h_i²`` with more rows, directions' scores ``h`` and units ``x`` both about their means."""
     x = jax.tree.map(lambda leaf, m: leaf - m, x, mean)
-    h = rows.project(x, W)
-    total = jax.tree.map(lambda t, leaf: t + rows.n_rows(x) * leaf, sums[0], rows.lift(x, h))
+    h = views.project(x, W)
+    total = jax.tree.map(lambda t, leaf: t + views.n_rows(x) * leaf, sums[0], views.lift(x, h))
     return total, sums[1] + (h**2).sum(1)
 
 
 @jax.jit
 def _scores(x: Tree, P: Tree) -> jax.Array:
-    return rows.project(x, P)
+    return views.project(x, P)

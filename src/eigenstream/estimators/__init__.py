@@ -1,10 +1,10 @@
 """The problems in scikit-learn's manner."""
 
-from eigenstream.estimators.cross import CCA, PLS
 from eigenstream.estimators.ica import ICA
 from eigenstream.estimators.lda import LDA
-from eigenstream.estimators.loading import load
+from eigenstream.estimators.model_files import load
 from eigenstream.estimators.multiview import MultiviewCCA
+from eigenstream.estimators.pairs import CCA, PLS
 from eigenstream.estimators.pca import PCA
 from eigenstream.estimators.permutation import PermutationTest, permutation_test
 from eigenstream.estimators.spectral import SpectralClustering, SpectralEmbedding

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 import scipy.sparse
@@ -14,107 +15,114 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from eigenstream import host, models, rows, trees
-from eigenstream.checkpoint import Place
-from eigenstream.engines import Playing
-from eigenstream.moments import BLOCK_ROWS
-from eigenstream.problems.base import Problem, check_finite
-from eigenstream.result import Result
-from eigenstream.run import Callback, Run
-from eigenstream.solvers.exact import Exact
+from eigenstream.core import host_batches, players, views
+from eigenstream.core.moments import BLOCK_ROWS
+from eigenstream.core.types import Tree
+from eigenstream.problems.base import Problem
+from eigenstream.problems.checks import check_finite
+from eigenstream.run.checkpoint import RunFolder
+from eigenstream.run.loop import Callback, Run
+from eigenstream.run.result import Result, Status
 from eigenstream.streams.batching import Batches
 
-Tree = Any
+T = TypeVar("T")
 
 #: The parameters that every estimator takes, for numpydoc.
 SHARED = """solver : str or solver
-        ``"auto"`` (exact where that fits ``memory_budget`` and is faster, else the game), ``"exact"``, ``"game"``,
+        ``"auto"`` takes ``"exact"`` if its sums fit ``memory_budget`` and are faster, else ``"game"``. Others are
         ``"paper"`` and so on, or an object of `eigenstream.solvers` with its settings.
     batch_size : int
         Rows in a step of an iterative solver.
     max_epochs : int
         The most passes of an iterative solver over the data.
     tol : float, optional
-        The residual at which an iterative solver stops; of ``"game"``, its estimate of what the sum of the leading
-        eigenvalues still lacks.
+        Stop an iterative solver below this residual; ``"game"``, below this estimated shortfall of the sum of the
+        leading eigenvalues.
     memory_budget : float
-        Bytes that ``"auto"`` may spend on exact statistics.
+        Bytes that ``"auto"`` may spend on exact sums.
     precision : {"float32", "tf32", "bf16"}, optional
-        Of a streaming solver's products on a device; its state is in float32. Left out: JAX's own setting.
+        Precision of a streaming solver's products on a device; its state is in float32. Default: JAX's own setting.
     mesh : str, mesh or None
-        Devices to share a streaming solver's work out over: ``"auto"`` for all of them, or for instance
-        ``"data=2,feature=4"``.
+        Devices that share a streaming solver's work: ``"auto"`` for all, or for instance ``"data=2,feature=4"``.
     half_life : float, optional
-        Rows after which a row counts half, for a stream that drifts.
+        Rows after which the weight of a row has halved, for a stream that drifts.
     random_state : int, RandomState or None
         Seed of the order of rows and of the first players.
     verbose : bool
-        Whether to show progress, on a terminal."""
+        Whether to show progress on a terminal."""
 
 #: The attributes that every estimator learns.
 LEARNED = """solver_ : solver
-        What was used.
+        The solver that was used.
     n_samples_seen_, n_iter_ : int
         Rows read, and steps or blocks taken.
     converged_ : bool
-        Whether the answer is exact, its residual fell under ``tol``, or the game judges itself near its end.
+        Whether the answer is exact, the residual fell below ``tol``, or the game estimates a shortfall below 1%.
+    status_ : str
+        How the run ended: solved, converged, not converged, stopped, interrupted or failed.
     message_ : str
-        How the run ended, in words.
+        The same in words.
     residuals_ : (k,) array
-        ``‖A v - λ B v‖``, relative to its parts.
+        ``‖A v - λ B v‖ / (‖A‖ ‖v‖ + |λ| ‖B v‖)``.
     heldout_, heldout_error_ : (k,) arrays or None
-        Of the game: eigenvalues on rows before they were learned from, and their standard errors.
+        Of the game: eigenvalues measured on each batch before it was learned from, and their standard errors; NaN if
+        the whole stream fitted in memory.
     history_ : list of dict
-        The looks at an iterative solver."""
+        Snapshots of an iterative solver."""
 
 
-#: Rows that are measured after a run that stopped before its end: a variance to within a percent.
+#: Rows that are read again after a run that stopped early: they give variances to within a percent.
 STOPPED_ROWS = 2**15
-#: Attributes that tell of the input and not of the solution.
+#: Attributes that describe the input and not the solution.
 INPUT = ("n_features_in_", "feature_names_in_", "classes_", "single_target_")
 
 
-def documented(cls: type) -> type:
-    """Fill the shared parameters and attributes into a docstring."""
-    text = cls.__doc__ or ""
-    cls.__doc__ = text.replace("{shared}", SHARED).replace("{learned}", LEARNED)
-    return cls
+@dataclass_transform(eq_default=False, kw_only_default=True)
+def estimator(cls: type[T]) -> type[T]:
+    """Make the annotated settings arguments of ``__init__``, and fill the shared ones into the docstring."""
+    cls.__doc__ = (cls.__doc__ or "").replace("{shared}", SHARED).replace("{learned}", LEARNED)
+    # Only n_components, and n_clusters, may be given by position.
+    return dataclass(eq=False, repr=False)(cls)
 
 
+@estimator
 class StreamEstimator(BaseEstimator):
-    """The shell around a problem, a solver and the one loop.
+    """The shell around a problem, a solver and the loop.
 
-    After `partial_fit` the solution is worked out when an attribute of it is first looked at, so that a batch costs no
-    more than its sums.
+    After `partial_fit` the solution is computed when one of its attributes is first read, so a batch costs no more than
+    its sums.
     """
 
-    n_components: int | None
-    solver: Any
-    batch_size: int
-    max_epochs: int
-    tol: float | None
-    memory_budget: float
-    precision: str | None
-    mesh: Any
-    half_life: float | None
-    random_state: Any
-    verbose: bool
-    which: str = "largest"
+    n_components: int | None = None
+    _: KW_ONLY
+    solver: Any = "auto"
+    batch_size: int = 100
+    max_epochs: int = 1
+    tol: float | None = None
+    memory_budget: float = 4e9
+    precision: str | None = None
+    mesh: Any = None
+    half_life: float | None = None
+    random_state: Any = 0
+    verbose: bool = False
+
+    #: From which end of the spectrum; a setting of those estimators that offer it.
+    which = "largest"
     #: Whether a batch is one array, and a pair of them a mistake.
-    _single_view = False
+    _single_view: ClassVar[bool] = False
 
     # What an estimator adds.
 
     def _problem(self) -> Problem:
-        """The problem that its settings pose."""
+        """The problem with these settings."""
         raise NotImplementedError
 
     def _publish(self, result: Result, again: Iterable[Tree]) -> None:
-        """Set the learned attributes; ``again`` gives rows to measure what a streaming solver does not keep."""
+        """Set the learned attributes; ``again`` gives rows to measure what a streaming solver does not sum."""
         raise NotImplementedError
 
     def _wanted(self) -> int | None:
-        """How many eigenpairs to solve for."""
+        """The number of eigenpairs to solve for."""
         return self.n_components
 
     # What a user calls.
@@ -139,23 +147,25 @@ class StreamEstimator(BaseEstimator):
             As in `eigenstream.solve`.
         """
         self._forget()
-        return self._fit_batches(batches, self._place(folder, resume, checkpoint_every), callbacks)
+        return self._fit_batches(batches, self._run_folder(folder, resume, checkpoint_every), callbacks)
 
     def save(self, folder: str | Path) -> None:
         """Write the fitted model to ``folder``: ``model.safetensors`` and ``config.json``.
 
-        `eigenstream.load` reads it back. What `partial_fit` would go on from is not in it.
+        `eigenstream.load` reads it back. The sums that `partial_fit` would continue from are not written.
         """
+        from eigenstream.estimators import model_files
+
         check_is_fitted(self)
-        models.save(self, Path(folder))
+        model_files.save(self, Path(folder))
 
     # The glue.
 
-    def _place(self, folder: str | Path | None, resume: bool, every: float) -> Place | None:
+    def _run_folder(self, folder: str | Path | None, resume: bool, every: float) -> RunFolder | None:
         if folder is None:
             return None
         settings = {name: value for name, value in self.get_params().items() if name not in ("verbose", "mesh")}
-        return Place(Path(folder), {"estimator": type(self).__name__, **settings}, resume, every)
+        return RunFolder(Path(folder), {"estimator": type(self).__name__, **settings}, resume, every)
 
     def _seed(self) -> int:
         if isinstance(self.random_state, int | np.integer):
@@ -185,34 +195,30 @@ class StreamEstimator(BaseEstimator):
         return Batches(views, self.batch_size, True, self._seed())
 
     def _fit_batches(
-        self,
-        batches: Iterable[Tree] | None,
-        place: Place | None = None,
-        callbacks: Iterable[Callback] = (),
+        self, batches: Iterable[Tree] | None, folder: RunFolder | None = None, callbacks: Iterable[Callback] = ()
     ) -> Any:
         run = self._new_run(self._seed())
-        result = run.through(
-            batches, self.max_epochs, tol=self.tol, verbose=self.verbose, callbacks=callbacks, place=place
-        )
+        options: dict[str, Any] = {"tol": self.tol, "verbose": self.verbose, "callbacks": callbacks, "folder": folder}
+        result = run.through(batches, self.max_epochs, **options)
         self._run = run
         once = batches is None or isinstance(batches, Iterator)
         self._learn(result, run.recent if once else _to_measure(batches, run))
         return self
 
     def _take(self, batch: Tree) -> Any:
-        """Learn from a batch; the solution can wait."""
+        """Learn from a batch; the solution is computed later."""
         run = vars(self).get("_run")
         if run is None:
             if "solver_" in vars(self):
                 raise ValueError(
-                    "this model was loaded, without the sums that partial_fit would go on from: fit all rows anew, by "
-                    "fit_stream(..., folder=...) if that is to go on with resume=True"
+                    "this model was loaded, without the sums that partial_fit would continue from: fit all rows anew, "
+                    "with fit_stream(..., folder=...) if more rows are to follow by resume=True"
                 )
             run = self._new_run(self._seed())
             run.begin(run.problem.accept(batch))
-        run.go_on()
+        run.reopen()
         check_finite(batch)
-        for piece in host.pieces(batch, BLOCK_ROWS if isinstance(run.solver, Exact) else self.batch_size):
+        for piece in host_batches.pieces(batch, BLOCK_ROWS if run.engine.sums_rows else self.batch_size):
             run.take(piece)
         self._run, self._stale = run, True
         for name in self._solution():
@@ -226,16 +232,16 @@ class StreamEstimator(BaseEstimator):
         self._stale = False
         self.solver_ = result.solver
         self.n_samples_seen_, self.n_iter_ = result.n_samples_seen, max(result.n_iter, 1)
-        self.converged_, self.message_ = result.converged, result.message
+        self.converged_, self.status_, self.message_ = result.converged, str(result.status), result.message
         self.residuals_, self.history_ = result.residuals, result.history
         self.heldout_, self.heldout_error_ = result.heldout, result.heldout_error
         self.eigenvalues_ = np.asarray(result.eigenvalues)
         self._publish(result, again)
-        if isinstance(self._run.engine, Playing) and self._run.engine.failed:
+        if result.status is Status.FAILED:
             warnings.warn(self.message_, ConvergenceWarning, stacklevel=4)
 
     def __getattr__(self, name: str) -> Any:
-        # Python asks here only for what is not there: a solution that nobody has looked at yet.
+        # Called only for attributes that are missing: after partial_fit, those of a solution not computed yet.
         if name.endswith("_") and name not in INPUT and not name.startswith("_") and vars(self).get("_stale"):
             self._learn(self._run.result(), self._run.recent)
             if name in vars(self):
@@ -246,7 +252,7 @@ class StreamEstimator(BaseEstimator):
         return "_stale" in vars(self) or "solver_" in vars(self)
 
     def _checked(self, X: Any, reset: bool, fewest: int) -> Any:
-        """At least ``fewest`` rows as scikit-learn checks them; whether they are finite is seen as they are read."""
+        """At least ``fewest`` rows, checked by scikit-learn; finite values are checked as the rows are read."""
         if isinstance(X, str | Path):
             raise ValueError(f"X is a path: files go to fit_stream(es.streams.batches({str(X)!r}))")
         options: dict[str, Any] = {"accept_sparse": "csr", "dtype": "numeric", "ensure_all_finite": False}
@@ -261,7 +267,7 @@ class StreamEstimator(BaseEstimator):
 
 
 def projected(X: Any, W: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """``(X - mean) W`` in blocks of rows, without a centred copy of them all; sparse rows stay sparse."""
+    """``(X - mean) W`` in blocks of rows, without a centred copy of all; sparse rows stay sparse."""
     dtype = X.dtype if X.dtype in (np.float32, np.float64) else np.float64
     W, mean = W.astype(dtype), mean.astype(dtype)
     if scipy.sparse.issparse(X):
@@ -273,17 +279,17 @@ def projected(X: Any, W: np.ndarray, mean: np.ndarray) -> np.ndarray:
 
 
 def flat(tree: Tree) -> np.ndarray:
-    """Players of one view, whatever its leaves, as ``(d, k)`` columns in float64."""
-    return np.ascontiguousarray(trees.columns(tree), np.float64)
+    """The players of one view as ``(d, k)`` columns in float64."""
+    return np.ascontiguousarray(players.to_matrix(tree), np.float64)
 
 
 def _to_measure(batches: Any, run: Run) -> Iterator[Tree]:
-    """All rows once more in large blocks; of a run that stopped early, as many as tell enough."""
-    if run.stopped:
+    """All rows once more, in large blocks; after a run that stopped early, STOPPED_ROWS of them."""
+    if run.stop is not None:
         n = 0
         for batch in map(run.problem.accept, batches):
             yield batch
-            n += rows.n_rows(batch)
+            n += views.n_rows(batch)
             if n >= STOPPED_ROWS:
                 return
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,12 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from eigenstream import problems
-from eigenstream.engines import Solving
-from eigenstream.estimators.base import StreamEstimator, documented, flat, projected
-from eigenstream.result import Result
-
-Tree = Any
+from eigenstream.core.types import Tree
+from eigenstream.estimators.base import StreamEstimator, estimator, flat, projected
+from eigenstream.run.result import Result
 
 
-@documented
+@estimator
 class ICA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
     """Independent components by excess kurtosis, one generalized eigenproblem (Parra and Sajda, 2003).
 
@@ -55,38 +54,10 @@ class ICA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
     True
     """
 
-    def __init__(
-        self,
-        n_components: int | None = None,
-        *,
-        solver: Any = "auto",
-        which: str = "magnitude",
-        center: bool | str = True,
-        ridge: float = 0.0,
-        batch_size: int = 100,
-        max_epochs: int = 1,
-        tol: float | None = None,
-        memory_budget: float = 4e9,
-        precision: str | None = None,
-        mesh: Any = None,
-        half_life: float | None = None,
-        random_state: Any = 0,
-        verbose: bool = False,
-    ):
-        self.n_components = n_components
-        self.solver = solver
-        self.which = which
-        self.center = center
-        self.ridge = ridge
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.memory_budget = memory_budget
-        self.precision = precision
-        self.mesh = mesh
-        self.half_life = half_life
-        self.random_state = random_state
-        self.verbose = verbose
+    _: KW_ONLY
+    which: str = "magnitude"
+    center: bool | str = True
+    ridge: float = 0.0
 
     _single_view = True
 
@@ -103,8 +74,8 @@ class ICA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
 
         Centred rows take up to 128 features this way, or 16 after `fit`; with ``center=False`` there is no limit.
         """
-        engine = getattr(vars(self).get("_run"), "engine", None)
-        if isinstance(engine, Solving) and engine.passes > 1:
+        run = vars(self).get("_run")
+        if run is not None and not run.engine.takes_more_rows:
             raise ValueError(
                 "fit took its moments about the mean of its own rows, which more rows would move: call partial_fit on "
                 "a new ICA, from the first rows on"

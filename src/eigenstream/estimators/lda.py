@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,22 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
 from eigenstream import problems
-from eigenstream.engines import Solving
-from eigenstream.estimators.base import StreamEstimator, documented, flat, projected
-from eigenstream.run import Callback, Result
-from eigenstream.solvers.exact import Exact
+from eigenstream.core.types import Tree
+from eigenstream.estimators.base import StreamEstimator, estimator, flat, projected
+from eigenstream.run.loop import Callback
+from eigenstream.run.result import Result
 from eigenstream.streams.batching import Batches
 
-Tree = Any
 
-
-@documented
+@estimator
 class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, StreamEstimator):
     """Linear discriminant analysis: directions that separate classes, and a classifier of equal covariances.
 
     Parameters
     ----------
     n_components : int, optional
-        Discriminants that `transform` gives; None for all there are, one fewer than classes. An exact solution
-        classifies by all of them, as scikit-learn's does, whatever this is; a streaming one by those it found.
+        Discriminants that `transform` gives; None for all there are, one fewer than classes. All are solved for, and
+        `predict` uses all, as in scikit-learn.
     ridge : float
         Added to the within-class covariance, relative to its mean eigenvalue.
     priors : (n_classes,) array, optional
@@ -62,36 +61,9 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
     ((150, 2), 0.98)
     """
 
-    def __init__(
-        self,
-        n_components: int | None = None,
-        *,
-        solver: Any = "auto",
-        ridge: float = 0.0,
-        priors: Any = None,
-        batch_size: int = 100,
-        max_epochs: int = 1,
-        tol: float | None = None,
-        memory_budget: float = 4e9,
-        precision: str | None = None,
-        mesh: Any = None,
-        half_life: float | None = None,
-        random_state: Any = 0,
-        verbose: bool = False,
-    ):
-        self.n_components = n_components
-        self.solver = solver
-        self.ridge = ridge
-        self.priors = priors
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.memory_budget = memory_budget
-        self.precision = precision
-        self.mesh = mesh
-        self.half_life = half_life
-        self.random_state = random_state
-        self.verbose = verbose
+    _: KW_ONLY
+    ridge: float = 0.0
+    priors: Any = None
 
     def _problem(self) -> problems.Problem:
         if self.priors is not None:
@@ -108,8 +80,7 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
                 f"n_components={self.n_components!r}: there are {most} discriminants of {len(self.classes_)} classes; "
                 f"give a number from 1 to {most}, or None"
             )
-        exact = isinstance(self.solver, Exact) or self.solver in ("auto", "exact")
-        return None if exact else self.n_components
+        return None
 
     def fit(self, X: Any, y: Any) -> LDA:
         """Learn from rows ``X`` and their classes ``y``."""
@@ -165,7 +136,7 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
             numbered = Batches((batches.sources[0], labels), batches.batch_size, batches.shuffle, batches.random_state)
         elif isinstance(batches, Iterator):
             numbered = iter(numbered)
-        return self._fit_batches(numbered, self._place(folder, resume, checkpoint_every), callbacks)
+        return self._fit_batches(numbered, self._run_folder(folder, resume, checkpoint_every), callbacks)
 
     def _labels(self, X: Any, y: Any) -> np.ndarray:
         if y is None:
@@ -191,8 +162,7 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
         assert result.summary is not None
         counts, means = result.summary.counts, flat(result.summary.means).T
         W = flat(result.eigenvectors)
-        exact = isinstance(self._run.engine, Solving)
-        k = W.shape[1] if self.n_components is None or not exact else min(self.n_components, W.shape[1])
+        k = W.shape[1] if self.n_components is None else min(self.n_components, W.shape[1])
         self.n_features_in_, self.n_components_ = W.shape[0], k
         self.priors_ = counts / counts.sum() if self.priors is None else np.asarray(self.priors, np.float64)
         self.means_, self.xbar_, self.scalings_ = means, self.priors_ @ means, W[:, :k]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,13 @@ from sklearn.base import TransformerMixin
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted
 
 from eigenstream import problems
-from eigenstream.estimators.base import StreamEstimator, documented, projected
-from eigenstream.estimators.measure import correlations, measure, variances
-from eigenstream.result import Result
+from eigenstream.core.types import Tree
+from eigenstream.estimators.base import StreamEstimator, estimator, projected
+from eigenstream.estimators.scores import correlations, measure, variances
+from eigenstream.run.result import Result
 
-Tree = Any
 
-
-@documented
+@estimator
 class MultiviewCCA(TransformerMixin, StreamEstimator):
     """Canonical correlations of two or more views.
 
@@ -58,38 +58,10 @@ class MultiviewCCA(TransformerMixin, StreamEstimator):
     [0.5]
     """
 
-    def __init__(
-        self,
-        n_components: int | None = None,
-        *,
-        solver: Any = "auto",
-        ridge: float = 0.0,
-        center: bool | str = True,
-        which: str = "largest",
-        batch_size: int = 100,
-        max_epochs: int = 1,
-        tol: float | None = None,
-        memory_budget: float = 4e9,
-        precision: str | None = None,
-        mesh: Any = None,
-        half_life: float | None = None,
-        random_state: Any = 0,
-        verbose: bool = False,
-    ):
-        self.n_components = n_components
-        self.solver = solver
-        self.ridge = ridge
-        self.center = center
-        self.which = which
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.memory_budget = memory_budget
-        self.precision = precision
-        self.mesh = mesh
-        self.half_life = half_life
-        self.random_state = random_state
-        self.verbose = verbose
+    _: KW_ONLY
+    ridge: float = 0.0
+    center: bool | str = True
+    which: str = "largest"
 
     def _problem(self) -> problems.Problem:
         return problems.multiview(center=self.center, ridge=self.ridge)

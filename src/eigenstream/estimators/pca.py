@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,12 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from eigenstream import problems
-from eigenstream.estimators.base import StreamEstimator, documented, flat, projected
-from eigenstream.result import Result
+from eigenstream.core.types import Tree
+from eigenstream.estimators.base import StreamEstimator, estimator, flat, projected
+from eigenstream.run.result import Result
 
-Tree = Any
 
-
-@documented
+@estimator
 class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
     """Principal components, from arrays or streams.
 
@@ -54,38 +54,10 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
     (1000, 2)
     """
 
-    def __init__(
-        self,
-        n_components: int | None = None,
-        *,
-        solver: Any = "auto",
-        center: bool | str = True,
-        whiten: bool = False,
-        which: str = "largest",
-        batch_size: int = 100,
-        max_epochs: int = 1,
-        tol: float | None = None,
-        memory_budget: float = 4e9,
-        precision: str | None = None,
-        mesh: Any = None,
-        half_life: float | None = None,
-        random_state: Any = 0,
-        verbose: bool = False,
-    ):
-        self.n_components = n_components
-        self.solver = solver
-        self.center = center
-        self.whiten = whiten
-        self.which = which
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.memory_budget = memory_budget
-        self.precision = precision
-        self.mesh = mesh
-        self.half_life = half_life
-        self.random_state = random_state
-        self.verbose = verbose
+    _: KW_ONLY
+    center: bool | str = True
+    whiten: bool = False
+    which: str = "largest"
 
     _single_view = True
 

@@ -9,7 +9,7 @@ import scipy.linalg
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
-from eigenstream.estimators.cross import CCA, PLS
+from eigenstream.estimators.pairs import CCA, PLS
 
 
 class PermutationTest(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ from sklearn.neighbors import kneighbors_graph
 from sklearn.utils.validation import validate_data
 
 from eigenstream import problems
-from eigenstream.estimators.base import StreamEstimator, documented, flat
-from eigenstream.result import Result
-from eigenstream.run import Callback
-
-Tree = Any
+from eigenstream.core.types import Tree
+from eigenstream.estimators.base import StreamEstimator, estimator, flat
+from eigenstream.run.loop import Callback
+from eigenstream.run.result import Result
 
 
 class GraphMixin:
@@ -33,7 +33,7 @@ class GraphMixin:
     which = "smallest"
     _fit_batches: Any
     _forget: Any
-    _place: Any
+    _run_folder: Any
     _posed: Any
     _wanted: Any
     _run: Any
@@ -72,7 +72,7 @@ class GraphMixin:
                 raise ValueError("n_nodes must be given for a stream that can be read once only")
             n_nodes = 1 + max((max(np.max(i), np.max(j)) for i, j, *_ in batches), default=-1)
         problem = problems.laplacian(n_nodes=int(n_nodes), ridge=self.ridge)
-        return self._posing(problem, batches, self._place(folder, resume, checkpoint_every), callbacks)
+        return self._posing(problem, batches, self._run_folder(folder, resume, checkpoint_every), callbacks)
 
     def _posing(self, problem: Any, batches: Any, *options: Any) -> Any:
         nodes = problem.A.shape[0] if batches is None else problem.n_nodes
@@ -119,7 +119,7 @@ class GraphMixin:
         return tags
 
 
-@documented
+@estimator
 class SpectralEmbedding(GraphMixin, StreamEstimator):
     """Laplacian eigenmaps: nodes placed by the eigenvectors of ``L v = λ D v`` with the smallest eigenvalues.
 
@@ -154,40 +154,12 @@ class SpectralEmbedding(GraphMixin, StreamEstimator):
     True
     """
 
-    def __init__(
-        self,
-        n_components: int | None = None,
-        *,
-        affinity: Any = "nearest_neighbors",
-        gamma: float | None = None,
-        n_neighbors: int | None = None,
-        ridge: float = 0.0,
-        solver: Any = "auto",
-        batch_size: int = 1000,
-        max_epochs: int = 1,
-        tol: float | None = None,
-        memory_budget: float = 4e9,
-        precision: str | None = None,
-        mesh: Any = None,
-        half_life: float | None = None,
-        random_state: Any = 0,
-        verbose: bool = False,
-    ):
-        self.n_components = n_components
-        self.affinity = affinity
-        self.gamma = gamma
-        self.n_neighbors = n_neighbors
-        self.ridge = ridge
-        self.solver = solver
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.memory_budget = memory_budget
-        self.precision = precision
-        self.mesh = mesh
-        self.half_life = half_life
-        self.random_state = random_state
-        self.verbose = verbose
+    _: KW_ONLY
+    affinity: Any = "nearest_neighbors"
+    gamma: float | None = None
+    n_neighbors: int | None = None
+    ridge: float = 0.0
+    batch_size: int = 1000
 
     def _wanted(self) -> int | None:
         return None if self.n_components is None else self.n_components + 1
@@ -202,7 +174,7 @@ class SpectralEmbedding(GraphMixin, StreamEstimator):
         return self.fit(X).embedding_
 
 
-@documented
+@estimator
 class SpectralClustering(GraphMixin, ClusterMixin, StreamEstimator):
     """Clusters of nodes: k-means on the eigenvectors of ``L v = λ D v`` with the smallest eigenvalues.
 
@@ -240,44 +212,15 @@ class SpectralClustering(GraphMixin, ClusterMixin, StreamEstimator):
     (1, 1, True)
     """
 
-    def __init__(
-        self,
-        n_clusters: int = 8,
-        *,
-        n_components: int | None = None,
-        affinity: Any = "rbf",
-        gamma: float | None = 1.0,
-        n_neighbors: int | None = 10,
-        n_init: int = 10,
-        ridge: float = 0.0,
-        solver: Any = "auto",
-        batch_size: int = 1000,
-        max_epochs: int = 1,
-        tol: float | None = None,
-        memory_budget: float = 4e9,
-        precision: str | None = None,
-        mesh: Any = None,
-        half_life: float | None = None,
-        random_state: Any = 0,
-        verbose: bool = False,
-    ):
-        self.n_clusters = n_clusters
-        self.n_components = n_components
-        self.affinity = affinity
-        self.gamma = gamma
-        self.n_neighbors = n_neighbors
-        self.n_init = n_init
-        self.ridge = ridge
-        self.solver = solver
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.memory_budget = memory_budget
-        self.precision = precision
-        self.mesh = mesh
-        self.half_life = half_life
-        self.random_state = random_state
-        self.verbose = verbose
+    n_clusters: int = 8
+    _: KW_ONLY
+    n_components: int | None = None
+    affinity: Any = "rbf"
+    gamma: float | None = 1.0
+    n_neighbors: int | None = 10
+    n_init: int = 10
+    ridge: float = 0.0
+    batch_size: int = 1000
 
     def _wanted(self) -> int | None:
         return self.n_clusters if self.n_components is None else self.n_components

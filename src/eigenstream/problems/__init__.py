@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from eigenstream.problems.base import Problem, Products, check_options
+from eigenstream.problems.base import Problem, Products
+from eigenstream.problems.checks import check_options
+from eigenstream.problems.covariance import CCA, PCA, PLS
 from eigenstream.problems.graphs import Edges, laplacian_pair
 from eigenstream.problems.ica import ICA
 from eigenstream.problems.lda import LDA
 from eigenstream.problems.matrices import Matrices, check_operands, matrices
-from eigenstream.problems.views import CCA, PCA, PLS
 
 __all__ = ["Problem", "Products", "cca", "ica", "laplacian", "lda", "matrices", "multiview", "pca", "pls"]
 

@@ -12,11 +12,11 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse import csgraph
 
-from eigenstream import rows
-from eigenstream.problems.base import Problem, Products, check_options, static
+from eigenstream.core import players, views
+from eigenstream.core.types import Tree
+from eigenstream.problems.base import Problem, Products
+from eigenstream.problems.checks import check_options, static
 from eigenstream.problems.matrices import Operands
-
-Tree = Any
 
 
 @static
@@ -80,14 +80,14 @@ class Edges(Problem):
 
     def start(self, batch: Tree) -> Tree:
         zero = jnp.zeros(self.n_nodes, jax.dtypes.canonicalize_dtype(batch[2].dtype))
-        return rows.Mean(zero, jnp.zeros((), jnp.int32)) if self.running else ()
+        return views.Mean(zero, jnp.zeros((), jnp.int32)) if self.running else ()
 
     def observe(self, memory: Tree, batch: Tree) -> Tree:
         if not self.running:
             return memory
         b = batch[2].shape[0]
         count = memory.rows + b
-        return rows.Mean(memory.mean + b / count * (self._degrees(batch) - memory.mean), count)
+        return views.Mean(memory.mean + b / count * (self._degrees(batch) - memory.mean), count)
 
     def rows(self, memory: Tree, *parts: Tree) -> Tree:
         (batch,) = parts
@@ -109,9 +109,9 @@ class Edges(Problem):
 
     def _metric(self, degrees: jax.Array) -> jax.Array:
         degrees = degrees if self.normalized else jnp.ones_like(degrees)
-        return degrees + self.ridge * degrees.mean()
+        return players.ridged(jnp.ones_like(degrees), degrees, self.ridge, degrees.mean())
 
-    def by_running_mean(self, averaged: bool = False) -> Edges:
+    def for_game(self, averaged: bool = False) -> Edges:
         # The mean of batches' own Laplacians is that of all edges; degrees on the way to theirs would leave it behind.
         return self if averaged else replace(self, running=True)
 
@@ -167,7 +167,7 @@ def laplacian_pair(W: Any, normalized: bool, ridge: float) -> Operands:
     L, degrees = csgraph.laplacian(W.astype(np.float64), return_diag=True)
     if not normalized:
         degrees = np.ones_like(degrees)
-    degrees = degrees + ridge * degrees.mean()
+    degrees = players.ridged(np.ones_like(degrees), degrees, ridge, degrees.mean())
     if not (degrees > 0).all():
         lonely = np.flatnonzero(degrees <= 0)[:5].tolist()
         raise ValueError(

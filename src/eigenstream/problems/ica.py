@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from eigenstream import host, rows, trees
-from eigenstream.moments import blocks
-from eigenstream.problems.base import Problem, Products, check_options, static
-from eigenstream.summary import Summary
-
-Tree = Any
+from eigenstream.core import host_batches, players, views
+from eigenstream.core.moments import Summary, blocks
+from eigenstream.core.types import Tree
+from eigenstream.problems.base import Problem, Products
+from eigenstream.problems.checks import check_options, static
 
 #: Largest dimension whose third-moment tensor (16 MB at 128) a single centred pass keeps.
 SINGLE_PASS_DIMENSION = 128
@@ -46,36 +45,36 @@ class ICA(Problem):
     # A fourth moment about a batch's own mean is biased by more than a factor, so streams are centred by the running
     # mean whenever they are centred.
     def start(self, batch: Tree) -> Tree:
-        return rows.start_mean(batch) if self.center else ()
+        return views.start_mean(batch) if self.center else ()
 
     def observe(self, memory: Tree, batch: Tree) -> Tree:
-        return rows.update_mean(memory, batch) if self.center else memory
+        return views.update_mean(memory, batch) if self.center else memory
 
     def rows(self, memory: Tree, *parts: Tree) -> Fourth:
-        centred = [rows.centre_by_mean(x, memory) if self.center else x for x in parts]
-        weighted = [rows.scale_rows(x, rows.squared_norms(x) ** 0.5) for x in centred]
+        centred = [views.centre_by_mean(x, memory) if self.center else x for x in parts]
+        weighted = [views.scale_rows(x, views.squared_norms(x) ** 0.5) for x in centred]
         return Fourth(weighted, centred[0], centred[-1])
 
-    def by_running_mean(self, averaged: bool = False) -> ICA:
+    def for_game(self, averaged: bool = False) -> ICA:
         return self
 
     def metric_rows(self, memory: Tree, batch: Tree) -> tuple[Tree, ...]:
-        return (rows.centre_by_mean(batch, memory) if self.center else batch,)
+        return (views.centre_by_mean(batch, memory) if self.center else batch,)
 
     def products(self, x: Fourth, V: Tree) -> Products:
-        fourths = [rows.lift(w, rows.project(w, V)) for w in x.weighted]
-        fourth = trees.scale(1 / len(fourths), reduce(trees.add, fourths))
-        CV = rows.lift(x.second, rows.project(x.second, V))
-        CCV = rows.lift(x.first, rows.project(x.first, CV))
-        gaussian = trees.add(trees.scale(rows.trace(x.first), CV), trees.scale(2.0, CCV))
-        return Products(trees.subtract(fourth, gaussian), rows.ridged(x.second, V, CV, self.ridge))
+        fourths = [views.lift(w, views.project(w, V)) for w in x.weighted]
+        fourth = players.scale(1 / len(fourths), reduce(players.add, fourths))
+        CV = views.lift(x.second, views.project(x.second, V))
+        CCV = views.lift(x.first, views.project(x.first, CV))
+        gaussian = players.add(players.scale(views.trace(x.first), CV), players.scale(2.0, CCV))
+        return Products(players.subtract(fourth, gaussian), views.ridged(x.second, V, CV, self.ridge))
 
     def fewest_rows(self, independent: bool) -> int:
         return sum(self.shares) if independent else 1
 
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
         template = self.template(batch)
-        d = trees.size(template)
+        d = players.size(template)
         if not self.center:
             return FourthStatistics.about(np.zeros(d), template)
         # Third moments cost n d³ but leave nothing fixed, so that more rows can always be added.
@@ -119,7 +118,7 @@ class FourthStatistics:
         """The mean is known: one pass is enough."""
 
     def operands(self) -> Fourth:
-        fourth, second = (rows.covariance_view(m / self.n, self.template) for m in (self.fourth, self.second))
+        fourth, second = (views.covariance_view(m / self.n, self.template) for m in (self.fourth, self.second))
         return Fourth([fourth], second, second)
 
     def summary(self) -> Summary:
@@ -136,8 +135,8 @@ class MeanFirst:
     n: int
 
     def add(self, batch: Tree) -> MeanFirst:
-        sums = np.asarray(host.dense_or_csr(batch).sum(0, dtype=np.float64)).ravel()
-        count = rows.n_rows(batch)
+        sums = np.asarray(host_batches.dense_or_csr(batch).sum(0, dtype=np.float64)).ravel()
+        count = views.n_rows(batch)
         return replace(self, n=self.n + count, mean=self.mean + (sums - count * self.mean) / (self.n + count))
 
     def again(self) -> FourthStatistics:
@@ -163,7 +162,7 @@ class ThirdStatistics:
 
     @classmethod
     def empty(cls, template: Tree) -> ThirdStatistics:
-        d = trees.size(template)
+        d = players.size(template)
         return cls(template, 0, np.zeros(d), np.zeros(d), np.zeros((d, d)), np.zeros((d, d, d)), np.zeros((d, d)))
 
     def add(self, batch: Tree) -> ThirdStatistics:
@@ -194,10 +193,10 @@ class ThirdStatistics:
         inner = Q - np.outer(t, m) - np.outer(m, t) + np.trace(S) * mm
         inner += -2 * (T @ m) + 2 * np.outer(Sm, m) + 2 * np.outer(m, Sm) - 2 * (m @ m) * mm
         inner += (m @ m) * (S - mm)
-        fourth, second = (rows.covariance_view(M, self.template) for M in (inner, S - mm))
+        fourth, second = (views.covariance_view(M, self.template) for M in (inner, S - mm))
         return Fourth([fourth], second, second)
 
 
 def dense_blocks(batch: Tree) -> Any:
-    for (block,), _ in blocks([host.dense_or_csr(batch)]):
+    for (block,), _ in blocks([host_batches.dense_or_csr(batch)]):
         yield block if isinstance(block, np.ndarray) else block.toarray()

@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eigenstream import host, rows, trees
-from eigenstream.moments import Moments
-from eigenstream.problems.base import Problem, Products, check_options, check_views, static
-from eigenstream.summary import Summary
-
-Tree = Any
+from eigenstream.core import host_batches, players, views
+from eigenstream.core.moments import Moments, Summary
+from eigenstream.core.types import Tree
+from eigenstream.problems.base import Problem, Products
+from eigenstream.problems.checks import check_options, check_views, static
 
 
 class Classes(NamedTuple):
@@ -53,8 +52,8 @@ class LDA(Problem):
                 "a batch of LDA is a pair (X, labels): give an iterable of pairs, [(X, labels)] for a single one"
             )
         x, labels = check_views(batch[0]), np.asarray(batch[1])
-        if labels.shape != (rows.n_rows(x),):
-            raise ValueError(f"labels have shape {labels.shape} for {rows.n_rows(x)} rows: give one label a row")
+        if labels.shape != (views.n_rows(x),):
+            raise ValueError(f"labels have shape {labels.shape} for {views.n_rows(x)} rows: give one label a row")
         known = labels.dtype.kind in "biuf" and np.isin(labels, np.arange(self.n_classes)).all()
         if not known:
             raise ValueError(
@@ -64,10 +63,10 @@ class LDA(Problem):
         return x, labels.astype(np.int32)
 
     def pilot(self, batch: Tree) -> Tree | None:
-        return host.pilot(batch[0])
+        return host_batches.pilot(batch[0])
 
     def less_pilot(self, batch: Tree, point: Tree) -> Tree:
-        return host.less_pilot(batch[0], point), batch[1]
+        return host_batches.less_pilot(batch[0], point), batch[1]
 
     def features(self, batch: Tree) -> Tree:
         return batch[0]
@@ -76,7 +75,7 @@ class LDA(Problem):
         return x, batch[1]
 
     def template(self, batch: Tree) -> Tree:
-        return rows.template(batch[0])
+        return views.template(batch[0])
 
     def start(self, batch: Tree) -> Classes:
         means = jax.tree.map(lambda s: jnp.zeros((self.n_classes, *s.shape), s.dtype), self.template(batch))
@@ -92,12 +91,12 @@ class LDA(Problem):
         counts = memory.counts + arrived
 
         def one(leaf: Any, m: Any) -> Any:
-            sums = rows.column_sums(leaf, member.astype(m.dtype))
+            sums = views.column_sums(leaf, member.astype(m.dtype))
             column = (-1,) + (1,) * (m.ndim - 1)
             change = (sums - arrived.reshape(column) * m) / jnp.maximum(counts, 1).reshape(column)
             return m + change.astype(m.dtype)
 
-        return Classes(counts, rows.map_leaves(one, x, memory.means))
+        return Classes(counts, views.map_leaves(one, x, memory.means))
 
     def start_summary(self, template: Tree) -> Summary:
         return Summary.empty(template, self.n_classes)
@@ -107,14 +106,14 @@ class LDA(Problem):
 
     def rows(self, memory: Classes, *parts: Tree) -> Scatters:
         ((x, labels),) = parts
-        member = self._membership(labels, rows.template(rows.leaves(x)[0]).dtype)
-        within = rows.less(x, member, memory.means)
+        member = self._membership(labels, views.template(views.leaves(x)[0]).dtype)
+        within = views.less(x, member, memory.means)
         return Scatters(within, between_rows(memory.counts, memory.means))
 
     def products(self, x: Scatters, V: Tree) -> Products:
-        AV = rows.lift(x.between, rows.project(x.between, V))
-        BV = rows.lift(x.within, rows.project(x.within, V))
-        return Products(AV, rows.ridged(x.within, V, BV, self.ridge))
+        AV = views.lift(x.between, views.project(x.between, V))
+        BV = views.lift(x.within, views.project(x.within, V))
+        return Products(AV, views.ridged(x.within, V, BV, self.ridge))
 
     def metric_rows(self, memory: Classes, batch: Tree) -> tuple[Tree, ...]:
         return (self.rows(memory, batch).within,)
@@ -123,7 +122,7 @@ class LDA(Problem):
         return min(self.n_classes - 1, sum(sizes))
 
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
-        d = trees.size(self.template(batch))
+        d = players.size(self.template(batch))
         return ClassStatistics(self.template(batch), Moments.empty(d, self.n_classes))
 
 
@@ -149,7 +148,7 @@ class ClassStatistics:
 
     def add(self, batch: Tree) -> ClassStatistics:
         x, labels = batch
-        return replace(self, moments=self.moments.add(host.dense_or_csr(x), labels))
+        return replace(self, moments=self.moments.add(host_batches.dense_or_csr(x), labels))
 
     def faded(self, factor: float) -> ClassStatistics:
         return replace(self, moments=self.moments.faded(factor))
@@ -158,8 +157,9 @@ class ClassStatistics:
         """One pass is enough."""
 
     def operands(self) -> Scatters:
-        within = rows.covariance_view(self.moments.scatter / self.moments.n, self.template)
-        return Scatters(within, between_rows(self.moments.counts, trees.rows(self.moments.means.T, self.template)))
+        within = views.covariance_view(self.moments.scatter / self.moments.n, self.template)
+        means = players.from_matrix(self.moments.means.T, self.template)
+        return Scatters(within, between_rows(self.moments.counts, means))
 
     def summary(self) -> Summary:
         return Summary.of_moments(self.moments, self.template)

@@ -13,9 +13,10 @@ import scipy.sparse
 import scipy.sparse.linalg
 from jax.experimental import sparse as jsparse
 
-from eigenstream.problems.base import Problem, Products, check_options
-
-Tree = Any
+from eigenstream.core import players
+from eigenstream.core.types import Tree
+from eigenstream.problems.base import Problem, Products
+from eigenstream.problems.checks import check_options
 
 
 class Operands(NamedTuple):
@@ -82,10 +83,8 @@ class Matrices(Problem):
     def products(self, x: Tree, V: Tree) -> Products:
         AV = (self.A @ V.T).T
         BV = V if self.B is None else (self.B @ V.T).T
-        return Products(AV, BV + self.ridge * self._mean_eigenvalue() * V if self.ridge else BV)
-
-    def _mean_eigenvalue(self) -> Any:
-        return 1.0 if self.B is None else self.diagonal((), None).mean()
+        mean = 1.0 if self.B is None or not self.ridge else self.diagonal((), None).mean()
+        return Products(AV, players.ridged(V, BV, self.ridge, mean))
 
     def diagonal(self, memory: Tree, batch: Tree) -> jax.Array:
         if self.B is None:
@@ -98,7 +97,7 @@ class Matrices(Problem):
         return jnp.diag(self.B)
 
     def estimate(self, memory: Tree, batch: Tree, V: Tree, independent: bool) -> list[tuple[Products, Products]]:
-        exact = self.products(None, V)
+        exact = self.products(None, V).with_sign(self.sign)
         return [(exact, exact)]
 
     def fewest_rows(self, independent: bool) -> int:
@@ -131,10 +130,9 @@ class MatrixStatistics:
         if not self.problem.ridge:
             return Operands(A, B)
         d = A.shape[0]
-        if B is None:
-            return Operands(A, (1 + self.problem.ridge) * scipy.sparse.eye_array(d, format="csr"))
-        bump = self.problem.ridge * float(B.diagonal().sum()) / d
-        return Operands(A, B + bump * (scipy.sparse.eye_array(d) if scipy.sparse.issparse(B) else np.eye(d)))
+        one = scipy.sparse.eye_array(d, format="csr") if B is None or scipy.sparse.issparse(B) else np.eye(d)
+        B = one if B is None else B
+        return Operands(A, players.ridged(one, B, self.problem.ridge, float(B.diagonal().mean())))
 
 
 def matrices(A: Any, B: Any = None, *, size: int | None = None, ridge: float = 0.0) -> Matrices:

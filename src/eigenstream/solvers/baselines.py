@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 import jax.scipy.linalg
 
-from eigenstream import trees
+from eigenstream.core import players
+from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem, Products
 from eigenstream.solvers.stochastic import Pair, Stochastic
-
-Tree = Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +42,10 @@ class EckartYoung(Stochastic):
         def one(first: Products, second: Products) -> Tree:
             # Column i of BW(W'BW) is row i of (V·BVᵀ)·BV, the Gram matrix and the vectors from different parts.
             G = first.VBV(V)
-            penalty = trees.combine(jnp.tril(G) if self.nested else G, second.BV)
-            return trees.scale(4, trees.subtract(first.AV, penalty))
+            penalty = players.combine(jnp.tril(G) if self.nested else G, second.BV)
+            return players.scale(4, players.subtract(first.AV, penalty))
 
-        return trees.mean([one(*pair) for pair in pairs])
+        return players.mean([one(*pair) for pair in pairs])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +75,9 @@ class SGHA(Stochastic):
     def direction(self, V: Tree, aux: Tree, pairs: list[Pair]) -> Tree:
         def one(first: Products, second: Products) -> Tree:
             G = first.VAV(V)
-            return trees.subtract(first.AV, trees.combine(jnp.tril(G) if self.ordered else G, second.BV))
+            return players.subtract(first.AV, players.combine(jnp.tril(G) if self.ordered else G, second.BV))
 
-        return trees.mean([one(*pair) for pair in pairs])
+        return players.mean([one(*pair) for pair in pairs])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +107,12 @@ class Oja(Stochastic):
         return super().fixed_shift(problem)
 
     def direction(self, V: Tree, aux: Tree, pairs: list[Pair]) -> Tree:
-        return trees.mean([first.AV for first, _ in pairs])
+        return players.mean([first.AV for first, _ in pairs])
 
-    def retract(self, V: Tree, stay: Any = False) -> tuple[Tree, Any]:
-        # Rows of L⁻¹V with LLᵀ = VVᵀ are those of Q in W = QR with a positive diagonal; twice, for orthogonality.
+    def retract(self, V: Tree) -> tuple[Tree, Tree]:
+        # With LLᵀ = VVᵀ the rows of L⁻¹V are the columns of Q in W = QR. Done twice for orthogonality.
         for _ in range(2):
-            V = trees.scale(1 / trees.norms(V), V)
-            L = jnp.linalg.cholesky(trees.gram(V, V))
-            V = trees.combine(jax.scipy.linalg.solve_triangular(L, jnp.eye(len(L), dtype=L.dtype), lower=True), V)
-        return V, jnp.isfinite(L).all()
+            V = players.scale(1 / players.norms(V), V)
+            L = jnp.linalg.cholesky(players.gram(V, V))
+            V = players.combine(jax.scipy.linalg.solve_triangular(L, jnp.eye(len(L), dtype=L.dtype), lower=True), V)
+        return V, L

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from eigenstream.problems.base import Problem
-from eigenstream.solvers.accelerated import Game
 from eigenstream.solvers.baselines import SGHA, EckartYoung, Oja
 from eigenstream.solvers.exact import Exact
-from eigenstream.solvers.game import Paper, Smooth
+from eigenstream.solvers.game import Game
+from eigenstream.solvers.paper import Paper, Smooth
 from eigenstream.solvers.rsg import RSGPlus
 
 SOLVERS: dict[str, Callable[[], Any]] = {
@@ -41,7 +41,7 @@ def chosen(
             raise ValueError(f"solver={solver!r}: give 'auto', {', '.join(map(repr, SOLVERS))} or a solver object")
         solver = SOLVERS[solver]()
     if half_life is not None:
-        if not isinstance(solver, Exact | Game):
+        if not hasattr(solver, "half_life"):
             raise ValueError(f"half_life: {type(solver).__name__} has no memory to fade; take solver='game' or 'exact'")
         solver = replace(solver, half_life=half_life)
     return solver, reason

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 
-from eigenstream import host, rows, trees
-from eigenstream.eigenpairs import Dense, fix_signs, solve_dense
+from eigenstream.core import host_batches, players, views
+from eigenstream.core.moments import Summary
+from eigenstream.core.ritz import Dense, fix_signs, solve_dense
+from eigenstream.core.types import Tree
 from eigenstream.metrics import residuals
-from eigenstream.problems.base import Problem, check_finite, view_sizes
+from eigenstream.problems.base import Problem
+from eigenstream.problems.checks import check_finite, view_sizes
 from eigenstream.problems.matrices import Operands
-from eigenstream.solvers.generalized import EighInfo, eigh
+from eigenstream.solvers.direct import EighInfo, solve_on_host, to_host
 from eigenstream.solvers.schedules import check_half_life
-from eigenstream.summary import Summary
-
-Tree = Any
 
 #: Roundings of rows that a deviation has to exceed, relative to the largest.
 ROUNDED = 4
@@ -57,6 +57,8 @@ class Exact:
     """
 
     half_life: float | None = None
+    #: All components come at the cost of one.
+    whole_spectrum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_half_life(self.half_life)
@@ -73,7 +75,7 @@ class Exact:
     def step(self, problem: Problem, state: ExactState, batch: Tree) -> ExactState:
         """The statistics with one more batch, best of thousands of rows."""
         batch = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, batch)
-        floats = [x.dtype for x in rows.leaves(batch) if x.dtype.kind == "f"]
+        floats = [x.dtype for x in views.leaves(batch) if x.dtype.kind == "f"]
         epsilon = max([state.epsilon, *(float(np.finfo(dtype).eps) for dtype in floats)])
         # Rows that are not finite are named below rather than warned of.
         with np.errstate(invalid="ignore", over="ignore"):
@@ -89,8 +91,8 @@ class Exact:
         if self.half_life is None:
             return statistics.add(batch)
         # Rows added together count alike, so there are few of them.
-        for piece in host.pieces(batch, max(1, int(self.half_life / PIECES))):
-            statistics = statistics.faded(0.5 ** (rows.n_rows(piece) / self.half_life)).add(piece)
+        for piece in host_batches.pieces(batch, max(1, int(self.half_life / PIECES))):
+            statistics = statistics.faded(0.5 ** (views.n_rows(piece) / self.half_life)).add(piece)
         return statistics
 
     def next_pass(self, state: ExactState) -> ExactState | None:
@@ -102,22 +104,24 @@ class Exact:
         """Counts and means of the rows summed."""
         return state.statistics.summary()
 
-    def covariance(self, state: ExactState) -> np.ndarray:
-        """The covariance of all views together, where that is what was summed."""
-        return state.statistics.covariance()
+    def covariance(self, state: ExactState) -> np.ndarray | None:
+        """The covariance of all views side by side, if that is what was summed."""
+        return state.statistics.covariance() if hasattr(state.statistics, "covariance") else None
 
     def solve(self, problem: Problem, state: ExactState, which: str, n: int) -> tuple[Dense, Tree, EighInfo]:
         """Eigenpairs of ``n`` rows' statistics, as SciPy would give them and as signed players, and how they came."""
         operands = state.statistics.operands()
         if isinstance(operands, Operands):
-            lam, V, info = eigh(operands.A, operands.B, k=state.k or operands.A.shape[0], which=which)
-            solved = Dense(np.asarray(lam), np.asarray(V), [V.shape[0]])
+            A, B = map(to_host, operands)
+            lam, V, method = solve_on_host(A, B, state.k or A.shape[0], which, 0.0, 0)
+            solved = Dense(lam, V, [V.shape[0]])
+            info = EighInfo(method, residuals(V, lam, A, B), True, f"{len(lam)} pairs by {method}")
         else:
-            A, B = (trees.columns(M) for M in problem.products(operands, trees.identity(state.template)))
+            A, B = (players.to_matrix(M) for M in problem.products(operands, players.identity(state.template)))
             if not (np.isfinite(A).all() and np.isfinite(B).all()):
                 raise ValueError("the sums are not finite: the rows hold numbers too large to square")
             d = len(A)
-            # LAPACK's rounding, and the rows' own: a feature that follows from others to ε does to ε² in a variance.
+            # LAPACK's rounding, and that of the rows: a column dependent to relative error ε leaves a variance of ε².
             cutoff = max(d * np.finfo(np.float64).eps, (ROUNDED * state.epsilon) ** 2)
             solved = solve_dense((A + A.T) / 2, B, state.k or d, which, cutoff, view_sizes(state.template))
             most = problem.most_components(solved.ranks)
@@ -136,4 +140,4 @@ class Exact:
                 )
             rest = residuals(solved.vectors, solved.eigenvalues, A, B)
             info = EighInfo("scipy.linalg.eigh", rest, True, "solved exactly")
-        return solved, fix_signs(trees.rows(solved.vectors, state.template)), info
+        return solved, fix_signs(players.from_matrix(solved.vectors, state.template)), info

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eigenstream import rows
-from eigenstream.eigenpairs import fix_signs
+from eigenstream.core import views
+from eigenstream.core.ritz import fix_signs
+from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
-from eigenstream.problems.views import CCA
+from eigenstream.problems.covariance import CCA
 from eigenstream.solvers.stochastic import MEMORY, Info
-
-Tree = Any
 
 
 class Factors(NamedTuple):
@@ -100,6 +99,12 @@ class RSGPlus:
     warm_steps: int = 0
     warm_rate: float = 0.01
 
+    whole_spectrum: ClassVar[bool] = False
+    has_residual: ClassVar[bool] = False
+
+    def parts(self, problem: Problem) -> None:
+        """Batches are not padded."""
+
     def fewest_rows(self, problem: Problem) -> int:
         return problem.fewest_rows(False)
 
@@ -171,9 +176,9 @@ class RSGPlus:
 
 def _dense(view: Any) -> jax.Array:
     """A view's rows, centred, as the retractions need them."""
-    centred = isinstance(view, rows.Centred)
+    centred = isinstance(view, views.Centred)
     x = view.rows if centred else view
-    if isinstance(x, rows.Sparse):
+    if isinstance(x, views.Sparse):
         raise ValueError("RSGPlus takes dense views: give arrays")
     return x - x.mean(0) if centred else x
 

@@ -1,4 +1,4 @@
-"""How fast steps shrink and the past fades."""
+"""Schedules of step sizes, and the half-life of old rows."""
 
 from __future__ import annotations
 
@@ -47,4 +47,9 @@ def warmup_harmonic(base: float, final: float, warmup: int, total: int) -> Calla
 def check_half_life(half_life: float | None) -> None:
     number = isinstance(half_life, int | float | np.number) and not isinstance(half_life, bool)
     if half_life is not None and not (number and 0 < half_life < np.inf):
-        raise ValueError(f"half_life={half_life!r}: give a number of rows, or None never to forget")
+        raise ValueError(f"half_life={half_life!r}: give a number of rows, or None to weigh all rows the same")
+
+
+def memory_rows(half_life: float | None) -> float:
+    """The number of equally weighted rows that exponential weights of this half-life amount to."""
+    return np.inf if half_life is None else half_life / np.log(2)

@@ -5,6 +5,6 @@ Zarr array, an HDF5 dataset, or what `open_source` makes of a file. `batches` cu
 """
 
 from eigenstream.streams.batching import Batches, batches, edges, prefetch
-from eigenstream.streams.sources import open_source
+from eigenstream.streams.formats import open_source
 
 __all__ = ["Batches", "batches", "edges", "open_source", "prefetch"]

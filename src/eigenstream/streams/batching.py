@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from eigenstream.host import Part, join
-from eigenstream.streams.sources import open_source
-
-Tree = Any
+from eigenstream.core.host_batches import Part, join
+from eigenstream.core.types import Tree
+from eigenstream.streams.formats import open_source
 
 #: Numbers held for shuffling: 64 MB of float32.
 WINDOW_NUMBERS = 2**24

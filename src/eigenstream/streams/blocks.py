@@ -8,10 +8,9 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from eigenstream.moments import BLOCK_ROWS
-from eigenstream.rows import n_rows
-
-Tree = Any
+from eigenstream.core.moments import BLOCK_ROWS
+from eigenstream.core.types import Tree
+from eigenstream.core.views import n_rows
 
 
 class Blocks:

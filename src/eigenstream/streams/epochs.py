@@ -6,11 +6,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from eigenstream.moments import block_rows
+from eigenstream.core.moments import block_rows
+from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.streams.batching import Batches
-
-Tree = Any
 
 
 class Epochs:

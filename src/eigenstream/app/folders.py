@@ -1,0 +1,42 @@
+"""The folder that a run of the command line writes to: whose it is, and whether it is finished."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from eigenstream.distributed import is_first, wait
+from eigenstream.estimators.model_files import saved_status
+from eigenstream.run.checkpoint import write_atomically
+from eigenstream.run.result import Status
+
+
+def claim(out: Path, started: dict[str, Any], resume: bool, overwrite: bool) -> bool:
+    """Make ``out`` ready for this run; True if it holds this very run, finished."""
+    path = out / "config.json"
+    if overwrite:
+        clear(out)
+    wait("cleared")
+    before = json.loads(path.read_text()) if path.exists() else None
+    wait("read")
+    if before is not None and not resume:
+        raise ValueError(f"{out} holds a run: give --resume to go on with it, --overwrite, or another --out")
+    if before is not None and before.get("run") != started:
+        differ = [key for key in started if before.get("run", {}).get(key) != started[key]]
+        raise ValueError(f"{out} holds a run with other {', '.join(differ)}: resume with the same, or another --out")
+    if before is not None and "learned" in before:
+        # An interrupted run has a model too, but is not finished.
+        return saved_status(before["learned"]) != Status.INTERRUPTED
+    write_atomically(path, (json.dumps({"run": started}, indent=1) + "\n").encode())
+    return False
+
+
+def clear(out: Path) -> None:
+    """Delete what a run has written there, and nothing else."""
+    if not is_first():
+        return
+    for name in ("checkpoints", "metrics.jsonl", "model.safetensors", "config.json"):
+        old = out / name
+        shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+"""Eigenproblems of small Gram matrices, which may be singular to rounding."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+
+from eigenstream.core import players
+from eigenstream.core.types import Tree
+
+WHICH = ("largest", "smallest", "magnitude")
+
+
+def whitening(G: jax.Array, cutoff: float | None = None, complete: bool = False) -> tuple[jax.Array, jax.Array]:
+    """``T`` with ``Tᵀ G T = I`` on the numerical range of ``G``, and how many columns that takes.
+
+    Those past it are 0 or, to make a basis of everything, directions in which ``G`` is too small to tell.
+    """
+    size = jnp.sqrt(jnp.maximum(jnp.diag(G), 0))
+    inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1), 1 if complete else 0)
+    sigma, U = jnp.linalg.eigh((G + G.T) / 2 * inverse * inverse[:, None])
+    least = (len(G) * jnp.finfo(G.dtype).eps if cutoff is None else cutoff) * jnp.maximum(sigma[-1], 0)
+    keep = sigma > least
+    # Of a length that does not grow each time they come by.
+    T = U / jnp.sqrt(jnp.where(keep, sigma, 1))
+    return (inverse[:, None] * jnp.where(keep | complete, T, 0))[:, ::-1], keep.sum()
+
+
+def small_eigh(
+    GA: jax.Array, GB: jax.Array, cutoff: float | None = None, complete: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Ritz values, descending, and vectors on the numerical range of ``GB``; past it, values are -inf."""
+    T, count = whitening(GB, cutoff, complete)
+    dropped = jnp.arange(len(GB)) >= count
+    inner = jnp.where(dropped | dropped[:, None], 0, T.T @ ((GA + GA.T) / 2) @ T)
+    # Directions that were dropped go under the whole spectrum, so that they are chosen last.
+    bottom = -2 * jnp.abs(inner).sum(1).max() - 1
+    lam, R = jnp.linalg.eigh(inner + jnp.diag(jnp.where(dropped, bottom, 0)))
+    return jnp.where(dropped, -jnp.inf, lam[::-1]), (T @ R)[:, ::-1]
+
+
+def orthogonal(X: jax.Array, C: jax.Array, G: jax.Array, cutoff: float) -> jax.Array:
+    """Columns orthonormal in ``G``, and to those of ``C``, that span what ``X`` adds to them; 0 past that."""
+
+    def unit(X: jax.Array) -> jax.Array:
+        squares = jnp.maximum((X * (G @ X)).sum(0), 0)
+        return jnp.where(squares > 0, X / jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
+
+    X = unit(X)
+    X = unit(X - C @ (C.T @ (G @ X)))
+    return X @ whitening(X.T @ G @ X, cutoff)[0]
+
+
+def largest_quotient(GA: jax.Array, GB: jax.Array, cutoff: float) -> jax.Array:
+    """The largest Rayleigh quotient among the columns, in magnitude; shares of ``B`` under ``cutoff`` are rounding."""
+    quotients = jnp.diag(GA) / jnp.where(jnp.diag(GB) > cutoff * jnp.diag(GB).max(), jnp.diag(GB), jnp.inf)
+    return jnp.maximum(jnp.abs(quotients).max(), jnp.finfo(GB.dtype).tiny)
+
+
+def rayleigh_ritz(GA: Any, GB: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The best eigenpairs within the players' span, from their Gram matrices with ``A`` and ``B``.
+
+    Returns the Ritz values, descending, and ``W`` such that the rows of ``W V`` are the Ritz vectors.
+    """
+    GA, GB = (np.asarray((G + G.T) / 2, np.float64) for G in (GA, GB))
+    size = np.sqrt(np.maximum(np.diag(GB), np.finfo(np.float64).tiny))
+    solved = solve_dense(GA / np.outer(size, size), GB / np.outer(size, size), len(GA), "largest", 1e-10)
+    return solved.eigenvalues, (solved.vectors / size[:, None]).T
+
+
+def residuals(V: Tree, AV: Tree, BV: Tree, lam: Any, norm_A: Any = None) -> Any:
+    """``‖A v - λ B v‖ / (‖A‖ ‖v‖ + |λ| ‖B v‖)`` of every player.
+
+    ``‖A‖`` is the largest ``‖A v‖ / ‖v‖`` among the players unless it is given. With ``‖A v‖`` in its place the exact
+    null vector of a Laplacian would have a residual of 1.
+    """
+    norms = players.norms(V)
+    if norm_A is None:
+        norm_A = (players.norms(AV) / (norms + (norms == 0))).max()
+    scale = norm_A * norms + abs(lam) * players.norms(BV)
+    return players.norms(players.subtract(AV, players.scale(lam, BV))) / (scale + (scale == 0))
+
+
+def fix_signs(V: Tree) -> Tree:
+    """Make the entry of largest magnitude of each player positive."""
+    matrix = players.to_matrix(V)
+    signs = np.sign(matrix[np.abs(matrix).argmax(0), np.arange(matrix.shape[1])])
+    return players.scale(np.where(signs == 0, 1, signs).astype(matrix.dtype), V)
+
+
+def leading(eigenvalues: np.ndarray, k: int, which: str) -> np.ndarray:
+    """Indices of the ``k`` wanted eigenvalues, the most wanted first."""
+    key = {"largest": -eigenvalues, "smallest": eigenvalues, "magnitude": -np.abs(eigenvalues)}[which]
+    return np.argsort(key, kind="stable")[:k]
+
+
+class Dense(NamedTuple):
+    """Eigenvalues, ``(d, k)`` B-orthonormal vectors and the numerical ranks of ``B``'s diagonal blocks."""
+
+    eigenvalues: np.ndarray
+    vectors: np.ndarray
+    ranks: list[int]
+
+    def first(self, k: int) -> Dense:
+        """The most wanted ``k`` of the pairs."""
+        return Dense(self.eigenvalues[:k], self.vectors[:, :k], self.ranks)
+
+
+def solve_dense(A: np.ndarray, B: np.ndarray, k: int, which: str, cutoff: float, sizes: Any = None) -> Dense:
+    """Solve on the range of ``B``, which may be singular, to float64.
+
+    ``B`` is brought to unit diagonal, so that a feature's unit does not decide whether it counts, and eigenvalues under
+    ``cutoff`` are taken for rounding. ``sizes`` are those of blocks that ``B`` may be diagonal in, to be factored each
+    alone.
+    """
+    T, ranks = _whitening(B, cutoff, sizes or [len(B)])
+    reduced = T.T @ A @ T
+    rank = len(reduced)
+    count = min(k, rank)
+    if not rank:
+        return Dense(np.zeros(0), T, ranks)
+    if which == "magnitude":
+        lam, R = scipy.linalg.eigh(reduced)
+    else:
+        bounds = [rank - count, rank - 1] if which == "largest" else [0, count - 1]
+        lam, R = scipy.linalg.eigh(reduced, subset_by_index=bounds)
+    order = leading(lam, count, which)
+    return Dense(lam[order], T @ R[:, order], ranks)
+
+
+def _whitening(B: np.ndarray, cutoff: float, sizes: list[int]) -> tuple[np.ndarray, list[int]]:
+    """``T`` of full column rank with ``Tᵀ B T = I`` and ``B T Tᵀ B = B``, and its rank within each block."""
+    scale = np.sqrt(np.maximum(np.diag(B), 0))
+    alive = scale > np.finfo(np.float64).eps * scale.max(initial=0.0)
+    ends = np.cumsum([0, *sizes])
+    blocks = [slice(a, b) for a, b in itertools.pairwise(ends)]
+    if np.count_nonzero(B) == np.count_nonzero(scale):
+        return (np.eye(len(B)) / np.where(alive, scale, 1))[:, alive], [int(alive[s].sum()) for s in blocks]
+    if any(B[s, t].any() for s in blocks for t in blocks if s != t):
+        blocks = [slice(0, len(B))]
+    factors = []
+    for block in blocks:
+        inverse = np.where(alive[block], 1 / np.where(alive[block], scale[block], 1), 0)
+        sigma, U = scipy.linalg.eigh(inverse[:, None] * B[block, block] * inverse)
+        keep = sigma > cutoff * max(sigma[-1], 0)
+        factors.append(inverse[:, None] * U[:, keep] / np.sqrt(sigma[keep]))
+    return scipy.linalg.block_diag(*factors), [f.shape[1] for f in factors]

@@ -1,0 +1,234 @@
+"""The accelerated game under way: batches joined to blocks, an opening, and a move once enough rows are there."""
+
+from __future__ import annotations
+
+from copy import copy
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eigenstream.core import host_batches, players, views
+from eigenstream.core.types import Tree
+from eigenstream.problems.base import Problem
+from eigenstream.run.engine import Ending, Setup, Stop, check_enough_rows
+from eigenstream.run.outliers import Outliers
+from eigenstream.run.placement import n_rows, on_host, placed
+from eigenstream.run.result import Status
+from eigenstream.run.stepping_engine import SteppingEngine
+from eigenstream.solvers.game import Game
+from eigenstream.solvers.game.opening import FIRST_BLOCK, SOLVED, Opening
+from eigenstream.solvers.game.verdict import verdict
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def _next_state(method: str, solver: Game, problem: Problem, state: Any, *more: Any) -> Any:
+    return placed(getattr(Game, method))(solver, problem, state, *more)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _measured(method: str, solver: Game, problem: Problem, state: Any, *more: Any) -> Any:
+    return placed(getattr(Game, method))(solver, problem, state, *more)
+
+
+#: Rows that are multiplied at once: fewer leave a processor idle.
+BLOCK = 512
+#: Block sizes that are compiled as they come; others are cut into powers of two.
+FEW = 4
+#: The most numbers in a block.
+NUMBERS = 2**23
+
+
+class GameEngine(SteppingEngine):
+    """The accelerated game. Borders between batches mean nothing to it, so small batches are joined."""
+
+    def __init__(self, setup: Setup):
+        super().__init__(setup)
+        self.criterion = "residual" if self.problem.noiseless else "shortfall"
+        self.outliers = Outliers(self.solver.outlier)
+        self._width = players.size(self.template)
+        self._queue: list[Tree] = []
+        self._sizes: set[int] = set()
+        #: Rows until the next move, and whether a move was made since the last snapshot.
+        self._left, self._moved = float(self.state.rows_to_next_move), False
+        #: The first rows; None once the game has opened.
+        self.opening: Opening | None = None
+        if self.solver.opening and not (self.problem.noiseless or self.state.plays_all or self.solver.half_life):
+            self.opening = Opening(self.solver.opening)
+
+    @property
+    def holds_whole_stream(self) -> bool:  # type: ignore[override]
+        return self.opening is not None
+
+    def take(self, batch: Tree, start: int, total: int) -> int:
+        if self.problem.noiseless:
+            return super().take(batch, start, total)
+        blocks = self._joined(batch, start, total)
+        for block in blocks or ():
+            self._learn(block)
+        return int(blocks is not None)
+
+    def _joined(self, batch: Tree, start: int, total: int) -> list[Tree] | None:
+        """The queued rows in blocks, once they are worth a product or enough for a move; None until then."""
+        near = self._near(batch)
+        tame = self.outliers.tame(self.problem.features(near), start, total)
+        self._summarise(near, total)
+        near = self.problem.with_features(near, tame)
+        if total > views.n_rows(near):
+            # With several processes batches are not joined: their local parts would have unequal sizes.
+            return [self.placement.batch(near, start, total)] if total >= self.fewest_rows else None
+        self._queue.append(near if _on_device(near) else host_batches.owned(near, batch))
+        # A power of two of batches, so that a stream of equal batches compiles few programs.
+        most = FIRST_BLOCK if self.opening is not None else min(self._left, BLOCK)
+        wanted = max(1, int(min(most, NUMBERS / self._width)) // views.n_rows(near)).bit_length()
+        enough = len(self._queue) >= 1 << (wanted - 1) or _on_device(near)
+        return self._dequeued() if enough and self._queued() >= self.fewest_rows else None
+
+    def _queued(self) -> int:
+        return sum(map(views.n_rows, self._queue))
+
+    def _dequeued(self) -> list[Tree]:
+        """The queued rows in blocks of few sizes: each size compiles a program."""
+        taken, self._queue = host_batches.join(*self._queue), []
+        b = views.n_rows(taken)
+        if len(self._sizes) < FEW or _on_device(taken):
+            self._sizes.add(b)
+        sizes = [b] if b in self._sizes else host_batches.in_powers_of_two(b, self.fewest_rows)
+        blocks = [self.placement.batch(part, for_good=True) for part in host_batches.cut(taken, sizes)]
+        jax.block_until_ready(blocks)
+        return blocks
+
+    def _apply(self, method: str, state: Any, *more: Any) -> Any:
+        run = _measured if method in ("validate", "info") else _next_state
+        return self.placement.run(run, method, self.solver, self.problem, state, *more)
+
+    def _learn(self, block: Tree, method: str = "gather") -> None:
+        if self.opening is None:
+            self.state = self._apply(method, self.state, block)
+            self._left -= n_rows(block)
+            if self._left <= 0:
+                self._move()
+            return
+        self.state = self.opening.add(self._apply, self.state, block, n_rows(block))
+        if self.opening.is_full(self.state):
+            self.state, validation = self.opening.play(self._apply, self.state)
+            self.opening, self._moved = None, True
+            self._left = float(self.state.rows_to_next_move)
+            for block in validation:
+                self._learn(block, "multiply")
+
+    def _move(self) -> None:
+        if bool(self.solver.sketch_is_due(self.state)):
+            self.state = self._apply("update_sketch", self.state)
+        self.state = self._apply("move", self.state, False)
+        self._left, self._moved = float(self.state.rows_to_next_move), True
+
+    def flush(self) -> None:
+        for block in self._dequeued() if self._queue and self._queued() >= self.fewest_rows else ():
+            if self.opening is None:
+                self.state = self._apply("gather", self.state, block)
+            else:
+                self.state = self.opening.add(self._apply, self.state, block, n_rows(block))
+        if self.opening is not None:
+            self.state = self.opening.solve(self._apply, self.state)
+        elif not self.problem.noiseless and float(self.state.gathered.rows) > 0:
+            self._move()
+
+    def next_pass(self, epoch: int, max_epochs: int) -> bool:
+        # Rows that are all kept need not be read again.
+        if self.holds_whole_stream or not super().next_pass(epoch, max_epochs):
+            return False
+        self.state = self.state._replace(first_pass=np.array(False))
+        return True
+
+    def reopen(self) -> None:
+        self.state = self.state._replace(first_pass=np.array(True))
+
+    def revisit(self, batch: Tree) -> None:
+        """Rows before a checkpoint are all learned."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = super().__getstate__()
+        if self.opening is not None:
+            kept["opening"] = copy(self.opening)
+            kept["opening"].blocks = on_host(self.opening.blocks)
+        return kept
+
+    def saveable(self) -> list[Any] | None:
+        if self._queue or self.opening is not None or not int(self.state.step):
+            return None
+        self.info = self._apply("info", self.state)
+        kept: list[Any] = jax.tree.leaves(self._kept())
+        guard, sizes = self.outliers, np.array(sorted(self._sizes), int)
+        return [*kept, self._left, guard.energies, guard.seen, guard.count, np.array(guard.named, int), sizes]
+
+    def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
+        super().restore(arrays, epoch)
+        last = len(jax.tree.leaves(self._kept()))
+        guard = self.outliers
+        self._left, guard.energies = float(arrays[last]), arrays.get(last + 1, np.zeros(0))
+        guard.seen, guard.count = int(arrays[last + 2]), int(arrays[last + 3])
+        guard.named = arrays.get(last + 4, np.zeros(0, int)).tolist()
+        self._sizes = set(arrays.get(last + 5, np.zeros(0, int)).tolist())
+        self.opening = None
+
+    def snapshot_due(self, steps: int) -> bool:
+        moved, self._moved = self._moved, False
+        return moved or self.problem.noiseless
+
+    def snapshot(self) -> dict[str, Any]:
+        if self.problem.noiseless:
+            return super().snapshot()
+        self.info = self._apply("info", self.state)
+        known = verdict(self.state, 1, solved=self.holds_whole_stream)
+        return {**super().snapshot(), "shortfall": known.shortfall, "heldout": self.sign * known.heldout}
+
+    def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
+        begun = int(self.state.step) > 0 or bool(self._queue)
+        check_enough_rows(n_rows if begun else -1, self.fewest_rows, self.problem, self._k)
+        if self.holds_whole_stream:
+            self.flush()
+            return self._ending(n_rows, source, stop)
+        # A last move on the queued rows is for the result alone: the run goes on from before it.
+        before = jax.tree.map(jnp.copy, self.state), list(self._queue), self._left, self._moved
+        try:
+            self.flush()
+            return self._ending(n_rows, source, stop)
+        finally:
+            self.state, self._queue, self._left, self._moved = before
+
+    def _ending(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
+        self.info = self._apply("info", self.state)
+        state = on_host(jax.tree.map(jnp.copy, self.state))
+        lam, V = self.solver.eigenpairs(self.problem, state)
+        order = self.solver.order(state)
+        residuals = np.asarray(self.info.residuals)[order]
+        if self.failed:
+            raise ValueError("no move of the players was finite: look for numbers too large to square")
+        found = min(int((np.asarray(players.norms(V)) > 0).sum()), int(state.rank))
+        if found < len(lam):
+            raise ValueError(
+                f"k={len(lam)} is too large: only {found} components were found (constant or duplicate columns, or few "
+                "rows); give a smaller k, more rows, or a ridge"
+            )
+        if self.problem.noiseless:
+            converged = bool(np.max(state.preconditioned_residuals) < SOLVED)
+            message = stop.message if stop else f"stopped after {source}, with a residual of {residuals.max():.2g}"
+            status = stop.status if stop else Status.CONVERGED if converged else Status.NOT_CONVERGED
+            return Ending(self.sign * lam, V, residuals, converged, status, message, state, n_rows)
+        known = verdict(state, n_rows, solved=self.holds_whole_stream)
+        status = stop.status if stop else Status.CONVERGED if known.converged else Status.NOT_CONVERGED
+        message = f"{stop.message if stop else f'read {source}'}; {known.words}"
+        if self.outliers.count:
+            self.outliers.warn()
+            message += f"; {self.outliers.report()}"
+        # An interrupted run has not seen the rows that would tell.
+        converged = status is not Status.INTERRUPTED and (known.converged or status is Status.CONVERGED)
+        heldout = self.sign * known.heldout[order], known.errors[order]
+        return Ending(self.sign * lam, V, residuals, converged, status, message, state, n_rows, *heldout)
+
+
+def _on_device(batch: Tree) -> bool:
+    return any(isinstance(leaf, jax.Array) for leaf in views.leaves(batch))

@@ -1,0 +1,89 @@
+"""Rows so large that a few of them would decide everything."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from eigenstream.core import views
+from eigenstream.core.types import Tree
+from eigenstream.distributed import joined_rows
+from eigenstream.problems.checks import check_finite
+
+#: Rows that a warning names.
+NAMED = 10
+
+
+class Outliers:
+    """Scales down host rows whose energy is more than ``limit`` times the mean of those before, view by view."""
+
+    def __init__(self, limit: float):
+        self.limit = limit
+        #: Mean energy of each view, rows behind it, and the rows that were scaled down: how many, and the first.
+        self.energies = np.zeros(0)
+        self.seen = self.count = 0
+        self.named: list[int] = []
+
+    def tame(self, x: Tree, start: int = 0, total: int | None = None) -> Tree:
+        """Finite rows of a batch, those that are too large scaled down to the limit; rows on a device as they are.
+
+        Where ``x`` is one process's part of ``total`` rows, all processes come to the same limits.
+        """
+        leaves = views.leaves(x)
+        on_host = all(isinstance(leaf, np.ndarray) or scipy.sparse.issparse(leaf) for leaf in leaves)
+        if self.limit == np.inf or not on_host or not leaves:
+            check_finite(x)
+            return x
+        energies = np.stack([_energies(leaf) for leaf in leaves])
+        # Finite energies need no look at the rows.
+        if not np.isfinite(energies).all():
+            check_finite(x)
+            energies = np.stack([_energies(leaf.astype(np.float64)) for leaf in leaves])
+        b = energies.shape[1]
+        energies = joined_rows(energies, start, b if total is None else total)
+        if not len(self.energies):
+            # The first rows have none before them: their median will do, and more than half of them are not outliers.
+            self.energies = np.median(energies, axis=1)
+        limits = np.where(self.energies > 0, self.limit * self.energies, np.inf)
+        excess = (energies / limits[:, None]).max(0)
+        if (excess > 1).any():
+            where = np.flatnonzero(excess > 1)
+            self.named += (self.seen + where[: NAMED - len(self.named)]).tolist()
+            self.count += len(where)
+            factor = 1 / np.sqrt(np.maximum(excess, 1))
+            x = views.map_leaves(lambda leaf: _scaled(leaf, factor[start : start + b]), x)
+            energies = energies * factor**2
+        b = energies.shape[1]
+        self.energies = self.energies + b / (self.seen + b) * (energies.mean(1) - self.energies)
+        self.seen += b
+        return x
+
+    def report(self) -> str:
+        """What was done, in words; nothing where nothing was."""
+        if not self.count:
+            return ""
+        more = ", ..." if self.count > len(self.named) else ""
+        return (
+            f"{self.count} of {self.seen} rows have over {self.limit:g} times the mean energy and were scaled down to "
+            f"that: rows {', '.join(map(str, self.named))}{more}"
+        )
+
+    def warn(self) -> None:
+        if self.count:
+            warnings.warn(f"{self.report()}; es.solvers.Game(outlier=np.inf) takes them as they are", stacklevel=2)
+
+
+def _energies(leaf: Any) -> np.ndarray:
+    if scipy.sparse.issparse(leaf):
+        return np.asarray(leaf.multiply(leaf).sum(1), np.float64).ravel()
+    flat = leaf.reshape(len(leaf), -1)
+    return np.einsum("ij,ij->i", flat, flat).astype(np.float64)
+
+
+def _scaled(leaf: Any, factor: np.ndarray) -> Any:
+    if scipy.sparse.issparse(leaf):
+        return scipy.sparse.diags_array(factor.astype(leaf.dtype)).tocsr() @ leaf
+    return leaf * factor.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
