@@ -311,7 +311,11 @@ def test_every_array_that_is_left_depends_on_the_one_it_replaces(d):
     views = tuple(np.ones((8, d), np.float32) for _ in range(2))
     state = solver.init(problem, views, 2, jax.random.key(0))
     assert state.plays_all == (d == 12)
-    programs = [lambda s: solver.move(problem, s), lambda s: solver.gather(problem, s, views), lambda s: solver.update_sketch(problem, s)]
+    programs = [
+        lambda s: solver.move(problem, s),
+        lambda s: solver.gather(problem, s, views),
+        lambda s: solver.update_sketch(problem, s),
+    ]
     for program in programs:
         behind = inputs_behind(jax.make_jaxpr(program)(state).jaxpr)
         leaves = jax.tree.leaves(state)
