@@ -60,65 +60,83 @@ class Ending(NamedTuple):
 
 
 class Engine(Protocol):
-    """A solver under way. The loop gives it batches in order and asks for nothing but this."""
+    """A solver under way. The loop gives it batches in order and asks for nothing but this.
+
+    Engines inherit the defaults below: nothing is kept, nothing fails, a snapshot is due every SNAPSHOT_EVERY steps.
+    """
 
     #: The solver's state: sums or players.
     state: Any
     #: Whether rows are summed: their order and the size of batches do not matter, and ``tol``, ``max_epochs`` and
     #: ``max_steps`` do not apply.
     sums_rows: bool
-    #: The entry of a snapshot that ``tol`` bounds; empty where there is none.
+    #: The entry of a snapshot that ``tol`` bounds; empty if there is none.
     criterion: str
     #: The fewest rows that can be learned from at once.
     fewest_rows: int
 
+    def take(self, batch: Tree, start: int, total: int) -> int:
+        """Learn from an accepted batch, this process's rows from ``start`` on of ``total``; return the steps taken."""
+        raise NotImplementedError
+
+    def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
+        """The eigenpairs after ``n_rows`` rows; ``source`` describes in words what was read."""
+        raise NotImplementedError
+
+    def next_pass(self, epoch: int, max_epochs: int) -> bool:
+        """Prepare to read the stream again; False if the solver is done."""
+        raise NotImplementedError
+
+    def saveable(self) -> list[Any] | None:
+        """The arrays of a checkpoint; None while rows are queued that it would lose."""
+        raise NotImplementedError
+
+    def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
+        """Continue from the arrays of a checkpoint made in this epoch."""
+        raise NotImplementedError
+
+    def summary(self) -> Summary | None:
+        """Counts and means of the rows, in their own coordinates."""
+        raise NotImplementedError
+
     @property
     def failed(self) -> bool:
         """Whether a step was not finite. The state is then the last finite one."""
+        return False
 
     @property
     def holds_whole_stream(self) -> bool:
         """Whether all rows so far are in memory, to be solved at the end."""
+        return False
 
     @property
     def takes_more_rows(self) -> bool:
         """Whether rows can still be added after the end of a stream."""
-
-    def take(self, batch: Tree, start: int, total: int) -> int:
-        """Learn from an accepted batch, this process's rows from ``start`` on of ``total``; return the steps taken."""
+        return True
 
     def revisit(self, batch: Tree) -> None:
         """See a batch again that was learned from before a checkpoint."""
+        return
 
     def flush(self) -> None:
-        """Learn the rows that wait for a full block."""
-
-    def next_pass(self, epoch: int, max_epochs: int) -> bool:
-        """Prepare to read the stream again; False if the solver is done."""
+        """Learn from the queued rows."""
+        return
 
     def reopen(self) -> None:
         """Take up a finished run with new rows."""
+        return
 
     def snapshot_due(self, steps: int) -> bool:
         """Whether there is something new to report after this many steps."""
+        return steps <= SNAPSHOT_EVERY // 10 or steps % SNAPSHOT_EVERY == 0
 
     def snapshot(self) -> dict[str, Any]:
         """Eigenvalues and residual so far, if they are known."""
-
-    def saveable(self) -> list[Any] | None:
-        """The arrays of a checkpoint; None while rows wait that it would lose."""
-
-    def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
-        """Continue from the arrays of a checkpoint made in this epoch."""
-
-    def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
-        """The eigenpairs after ``n_rows`` rows; ``source`` describes what was read, in words."""
-
-    def summary(self) -> Summary | None:
-        """Counts and means of the rows, in their own coordinates."""
+        return {}
 
     def covariance(self) -> np.ndarray | None:
         """The covariance of all views side by side, if it was summed."""
+        return None
 
 
 def check_enough_rows(n: int, least: int, problem: Problem, k: int | None) -> None:

@@ -10,15 +10,14 @@ import numpy as np
 from eigenstream.core import players
 from eigenstream.core.moments import Summary
 from eigenstream.core.types import Tree
-from eigenstream.run.engine import SNAPSHOT_EVERY, Ending, Setup, Stop, check_enough_rows, like_fresh
+from eigenstream.run.engine import Ending, Engine, Setup, Stop, check_enough_rows, like_fresh
 from eigenstream.run.result import Status
 from eigenstream.streams.blocks import Blocks
 
 
-class ExactEngine:
+class ExactEngine(Engine):
     """Sums of all rows, solved once at the end."""
 
-    failed = holds_whole_stream = False
     sums_rows = True
     criterion = ""
 
@@ -34,9 +33,6 @@ class ExactEngine:
             self.state = self.solver.step(self.problem, self.state, block)
         return 1
 
-    def revisit(self, batch: Tree) -> None:
-        """Sums need no earlier rows."""
-
     def flush(self) -> None:
         if self._blocks.waiting:
             self.state = self.solver.step(self.problem, self.state, self._blocks.rest())
@@ -49,19 +45,10 @@ class ExactEngine:
         self.state, self.passes = after, self.passes + 1
         return True
 
-    def reopen(self) -> None:
-        """Sums take new rows at any time."""
-
     @property
     def takes_more_rows(self) -> bool:
         # A second pass sums about the mean of the first, which more rows would move.
         return self.passes == 1
-
-    def snapshot_due(self, steps: int) -> bool:
-        return steps <= SNAPSHOT_EVERY // 10 or steps % SNAPSHOT_EVERY == 0
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
 
     def saveable(self) -> list[Any] | None:
         return None if self._blocks.waiting else [*jax.tree.leaves(self.state.statistics), self.state.epsilon]

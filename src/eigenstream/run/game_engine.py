@@ -47,7 +47,7 @@ class GameEngine(SteppingEngine):
     def __init__(self, setup: Setup):
         super().__init__(setup)
         self.criterion = "residual" if self.problem.noiseless else "shortfall"
-        self.outliers = Outliers(self.solver.outlier)
+        self.outliers = Outliers(np.inf if self.solver.outlier is None else self.solver.outlier)
         self._width = players.size(self.template)
         self._queue: list[Tree] = []
         self._sizes: set[int] = set()
@@ -59,7 +59,7 @@ class GameEngine(SteppingEngine):
             self.opening = Opening(self.solver.opening)
 
     @property
-    def holds_whole_stream(self) -> bool:  # type: ignore[override]
+    def holds_whole_stream(self) -> bool:
         return self.opening is not None
 
     def take(self, batch: Tree, start: int, total: int) -> int:

@@ -15,7 +15,7 @@ from eigenstream.core.moments import Summary
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.problems.checks import check_finite, view_sizes
-from eigenstream.run.engine import SNAPSHOT_EVERY, Ending, Setup, Stop, check_enough_rows, like_fresh
+from eigenstream.run.engine import Ending, Engine, Setup, Stop, check_enough_rows, like_fresh
 from eigenstream.run.placement import on_host, placed, saved
 from eigenstream.run.result import Status
 from eigenstream.solvers.stochastic import Info
@@ -40,12 +40,10 @@ def _steps_without_data(solver: Any, problem: Problem, state: Any, count: int) -
     return state, jax.tree.map(lambda x: x[-1], infos)
 
 
-class SteppingEngine:
+class SteppingEngine(Engine):
     """An iterative solver that takes one step with every batch."""
 
     sums_rows = False
-    holds_whole_stream = False
-    takes_more_rows = True
 
     def __init__(self, setup: Setup):
         if setup.which == "magnitude":
@@ -131,17 +129,11 @@ class SteppingEngine:
     def revisit(self, batch: Tree) -> None:
         self._filled_up(batch)
 
-    def flush(self) -> None:
-        """Every batch is learned as it comes."""
-
-    def reopen(self) -> None:
-        """A step needs no preparation."""
-
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "state": on_host(self.state)}
 
     def snapshot_due(self, steps: int) -> bool:
-        return self.problem.noiseless or steps <= SNAPSHOT_EVERY // 10 or steps % SNAPSHOT_EVERY == 0
+        return self.problem.noiseless or super().snapshot_due(steps)
 
     def snapshot(self) -> dict[str, Any]:
         if self.info is None:
@@ -189,13 +181,11 @@ class SteppingEngine:
             )
         elif residuals.max() > FAR and self.sign > 0:
             message += (
-                "; near 1, so these are no eigenvectors: lower learning_rate, scale the features alike or use Adam"
+                "; a residual near 1 means that these are no eigenvectors: lower learning_rate, standardise features, "
+                "or use Adam"
             )
         converged, state = status is Status.CONVERGED, on_host(self.state)
         return Ending(self.sign * np.asarray(lam), V, residuals, converged, status, message, state, n_rows)
 
     def summary(self) -> Summary | None:
         return None if self.sums is None else Summary.joined(distributed.of_all(self.sums)).less(self.pilot)
-
-    def covariance(self) -> np.ndarray | None:
-        """Players keep no covariance."""

@@ -1,4 +1,4 @@
-"""Other people's streaming solvers, each as its paper has it, for honest comparison."""
+"""Streaming solvers of other authors, as their papers define them, for comparison."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from eigenstream.solvers.stochastic import Pair, Stochastic
 class EckartYoung(Stochastic):
     """GEP-EY (Chapman, Wells and Lawry Aguila, 2024): descend ``-2 tr(W'AW) + tr((W'BW)²)``.
 
-    The minimum spans the leading eigenvectors with ``W'BW`` their eigenvalues: a subspace, ordered by ``polish=True``.
+    At the minimum ``W`` spans the leading eigenvectors and ``W'BW`` has their eigenvalues. ``polish=True`` orders them.
 
     Parameters
     ----------
     nested : bool
-        The ordered form: player ``i`` sees players ``j ≤ i`` only, so the eigenvectors come out one by one.
+        The ordered form: player ``i`` depends on players ``j ≤ i`` only and converges to the i-th eigenvector.
     learning_rate, optimizer, independent, shards, epsilon, shift, polish
-        See `eigenstream.solvers.Stochastic`. ``independent`` takes the two ``B`` of the penalty from two parts. For CCA
-        its authors add the diagonal blocks to ``A``, which is ``shift=1.0``.
+        See `eigenstream.solvers.Stochastic`. ``independent`` takes the two factors ``B`` of the penalty from two parts.
+        For CCA its authors add the diagonal blocks to ``A``: ``shift=1.0``.
 
     Examples
     --------
@@ -40,7 +40,7 @@ class EckartYoung(Stochastic):
 
     def direction(self, V: Tree, aux: Tree, pairs: list[Pair]) -> Tree:
         def one(first: Products, second: Products) -> Tree:
-            # Column i of BW(W'BW) is row i of (V·BVᵀ)·BV, the Gram matrix and the vectors from different parts.
+            # Column i of BW(W'BW) is row i of (V·BVᵀ)·BV; the two factors come from different parts of the batch.
             G = first.VBV(V)
             penalty = players.combine(jnp.tril(G) if self.nested else G, second.BV)
             return players.scale(4, players.subtract(first.AV, penalty))
@@ -52,12 +52,12 @@ class EckartYoung(Stochastic):
 class SGHA(Stochastic):
     """Stochastic generalized Hebbian algorithm (Chen, Li, Yang, Yang and Zhao, 2019): ``W += η(AW - BW(W'AW))``.
 
-    Its fixed points span eigenvectors with ``W'BW = I``: a subspace, ordered by ``polish=True``.
+    At its fixed points ``W`` spans eigenvectors and ``W'BW = I``. ``polish=True`` orders them.
 
     Parameters
     ----------
     ordered : bool
-        GHA-GEP: the upper triangle of ``W'AW`` only, so the eigenvectors come out one by one.
+        GHA-GEP: only the upper triangle of ``W'AW``, so player i converges to the i-th eigenvector.
     learning_rate, optimizer, independent, shards, epsilon, shift, polish
         See `eigenstream.solvers.Stochastic`.
 
@@ -87,8 +87,7 @@ class Oja(Stochastic):
     Parameters
     ----------
     learning_rate, optimizer, shards, epsilon, shift, polish
-        See `eigenstream.solvers.Stochastic`. The direction is linear in ``A``: there is no bias to remove, and the
-        whole batch serves.
+        See `eigenstream.solvers.Stochastic`. The direction is linear in ``A``, so it is unbiased on whole batches.
 
     Examples
     --------

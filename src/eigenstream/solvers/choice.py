@@ -1,4 +1,4 @@
-"""Which solver a name stands for."""
+"""The solver that a name stands for, and the rule behind ``"auto"``."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SOLVERS: dict[str, Callable[[], Any]] = {
     "rsg+": RSGPlus,
 }
 
-#: Seconds for one row, fitted to CPU runs (docs/results/acceleration.md): the products behind a covariance, by ``d²``;
-#: the game's products by ``d K``, and its moves, spread over the rows, by ``d``.
+#: Seconds for one row, fitted to CPU runs (docs/results/acceleration.md): exact sums take EXACT_ROW d², the game's
+#: products GAME_ROW d K and its moves, per row, GAME_MOVE d.
 EXACT_ROW, GAME_ROW, GAME_MOVE = 1.6e-11, 4.2e-10, 1.4e-8
 
 
 def chosen(
     solver: Any, problem: Problem, sizes: list[int], k: int | None, which: str, budget: float, half_life: float | None
 ) -> tuple[Any, str]:
-    """The solver that a name stands for, for views of these dimensions, and why it."""
+    """The solver for views of these dimensions, and the reason for it in words."""
     reason = "as given"
     if isinstance(solver, str) and solver == "auto":
         solver, reason = _automatic(problem, sum(sizes), k, which, budget)
@@ -42,7 +42,9 @@ def chosen(
         solver = SOLVERS[solver]()
     if half_life is not None:
         if not hasattr(solver, "half_life"):
-            raise ValueError(f"half_life: {type(solver).__name__} has no memory to fade; take solver='game' or 'exact'")
+            raise ValueError(
+                f"half_life: {type(solver).__name__} weighs all rows the same; take solver='game' or 'exact'"
+            )
         solver = replace(solver, half_life=half_life)
     return solver, reason
 

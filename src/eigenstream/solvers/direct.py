@@ -16,18 +16,18 @@ from eigenstream.problems.matrices import Matvec
 
 
 class EighInfo(NamedTuple):
-    """What `eigh` did."""
+    """How `eigh` found the pairs."""
 
     #: The routine: for instance ``"scipy.linalg.eigh"``.
     method: str
     #: ``‖A v - λ B v‖ / (‖A‖ ‖v‖ + |λ| ‖B v‖)`` of each pair.
     residuals: np.ndarray
     converged: bool
-    #: How it went, in words.
+    #: The outcome in words.
     message: str
 
 
-#: Dense matrices up to this size go to LAPACK whatever B is: repeated eigenvalues do not slow it down.
+#: Dense A up to this size goes to LAPACK even if B is sparse: repeated eigenvalues do not slow it down.
 SMALL = 2000
 
 
@@ -53,7 +53,7 @@ def to_host(M: Any) -> Any:
 
 
 def by_lapack(A: Any, B: Any, k: int, which: str) -> tuple[np.ndarray, np.ndarray, str]:
-    # Half or more of all the vectors make a dense d×d array whatever the input was.
+    # d/2 or more vectors fill a dense d×d array in any case, so a dense copy of the input costs no more.
     A, B = (M if M is None or isinstance(M, np.ndarray) else M @ np.eye(M.shape[0]) for M in (A, B))
     A, B = (None if M is None else np.asarray(M, np.float64) for M in (A, B))
     d = len(A)
@@ -79,7 +79,7 @@ def by_arpack(A: Any, B: Any, k: int, which: str, tol: float, seed: int) -> tupl
     code = {"largest": "LA", "smallest": "SA", "magnitude": "LM"}[which]
     sparse = scipy.sparse.issparse(A) and (B is None or scipy.sparse.issparse(B))
     try:
-        # The lower end of a Laplacian is crowded: where a first try gets nowhere, a factorisation is worth its cost.
+        # The smallest eigenvalues of a Laplacian are close: after a short try, shift-invert converges faster.
         quick = {"maxiter": 100} if sparse and which == "smallest" else {}
         w, V = sla.eigsh(A, k, which=code, **(options | quick))
     except sla.ArpackNoConvergence as error:
@@ -93,7 +93,7 @@ def by_arpack(A: Any, B: Any, k: int, which: str, tol: float, seed: int) -> tupl
 
 
 def _by_inverse(A: Any, B: Any, k: int, known: np.ndarray, options: dict[str, Any]) -> Any:
-    """The smallest pairs by inverting ``A - σB``, with σ just under the spectrum; None if no such σ is found."""
+    """The smallest pairs by shift-invert, with σ just below the spectrum; None if no such σ is found."""
     metric = scipy.sparse.eye_array(A.shape[0], format="csr") if B is None else B
     probe = options["v0"]
     size = np.linalg.norm(A @ probe) / np.linalg.norm(metric @ probe)
@@ -104,7 +104,7 @@ def _by_inverse(A: Any, B: Any, k: int, known: np.ndarray, options: dict[str, An
             factor = _factor(A - sigma * metric)
         except ValueError:
             continue
-        # A - σB is positive definite: nothing lies below σ, and what is nearest to it is smallest.
+        # A - σB is positive definite, so no eigenvalue is below σ and the nearest to σ are the smallest.
         inverse = sla.LinearOperator(A.shape, factor.solve, dtype=np.float64)
         rest = {key: value for key, value in options.items() if key != "Minv"}
         w, V = sla.eigsh(A, k, which="LM", sigma=sigma, OPinv=inverse, **rest)
@@ -114,22 +114,22 @@ def _by_inverse(A: Any, B: Any, k: int, known: np.ndarray, options: dict[str, An
 
 
 def _factor(M: Any) -> Any:
-    """A sparse factorisation of a positive definite matrix."""
+    """Factorise a sparse positive definite matrix."""
     try:
         factor = sla.splu(M.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
     except RuntimeError as error:
         raise ValueError(f"B is singular ({error}): add a ridge, B + r·tr(B)/d·I") from error
-    # With diagonal pivots, U's diagonal holds those of LDLᵀ, whose signs are the inertia.
+    # With diagonal pivots the diagonal of U is that of D in LDLᵀ, whose signs are the inertia.
     if not (factor.U.diagonal() > 0).all():
         raise ValueError("B is not positive definite: add a ridge, B + r·tr(B)/d·I")
     return factor
 
 
 def _with_repeats(A: Any, B: Any, w: Any, V: Any, code: str, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Add the copies of repeated eigenvalues that a Krylov space of one vector cannot see.
+    """Add the copies of repeated eigenvalues that a Krylov space of one vector cannot contain.
 
-    The pairs found are moved to the far end of the spectrum; what is then still more extreme than the least of them was
-    missed.
+    Deflation moves the pairs found to the far end of the spectrum. A pair that is still more extreme than the last of
+    them was missed.
     """
 
     def key(w: Any) -> Any:
@@ -156,7 +156,7 @@ def _with_repeats(A: Any, B: Any, w: Any, V: Any, code: str, options: dict[str, 
 
 
 def _inverse(B: Any) -> sla.LinearOperator:
-    """``B⁻¹``: the diagonal's reciprocals, a sparse factorisation, or conjugate gradients on an operator."""
+    """``B⁻¹`` by a dense or sparse factorisation, or by conjugate gradients if ``B`` is an operator."""
     d = B.shape[0]
     if isinstance(B, np.ndarray):
         try:

@@ -109,7 +109,9 @@ def _in_jax(
     problem = matrices(A, B).with_sign(sign)
     state = _played(solver, problem, k, jax.random.key(seed), limit, max_steps)
     if bool(state.failed) or not np.isfinite(np.asarray(state.lam[:k])).all():
-        raise ValueError("B is not positive definite in this precision, or A or B holds NaN: add a ridge, or mend them")
+        raise ValueError(
+            "B is not positive definite in this precision, or A or B holds NaN: add a ridge, or remove the NaN"
+        )
     worst = float(state.preconditioned_residuals.max())
     message = "" if worst <= limit else f"the residual is {worst:.2g} after {max_steps} steps, not {limit:.2g}"
     return sign * state.lam[:k], state.S[:k].T, "eigenstream.solvers.Game", message
@@ -117,7 +119,7 @@ def _in_jax(
 
 @partial(jax.jit, static_argnames=("solver", "k", "max_steps"))
 def _played(solver: Game, problem: Problem, k: int, key: jax.Array, tol: float, max_steps: int) -> GameState:
-    """Moves on given products, until the ``k`` leading residuals are under ``tol``."""
+    """Move the players until the ``k`` leading preconditioned residuals are below ``tol``."""
 
     def unfinished(state: GameState) -> jax.Array:
         return (

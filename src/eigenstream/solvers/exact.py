@@ -19,33 +19,33 @@ from eigenstream.problems.matrices import Operands
 from eigenstream.solvers.direct import EighInfo, solve_on_host, to_host
 from eigenstream.solvers.schedules import check_half_life
 
-#: Roundings of rows that a deviation has to exceed, relative to the largest.
+#: Columns of B are dependent if their residual is below this many roundings of the rows.
 ROUNDED = 4
-#: Pieces that a half-life of rows is added in.
+#: Rows with a half-life are added in pieces of this share of it.
 PIECES = 8
 
 
 class ExactState(NamedTuple):
-    """The statistics so far."""
+    """The sums so far."""
 
     statistics: Any
     template: Tree
-    #: How many eigenpairs; None for all there are.
+    #: How many eigenpairs; None for all.
     k: int | None
-    #: The coarsest arithmetic among the rows.
+    #: The largest machine epsilon among the rows' types.
     epsilon: float
 
 
 @dataclass(frozen=True)
 class Exact:
-    """Accumulate what ``A`` and ``B`` are made of in float64 on the host, then solve with LAPACK.
+    """Sum covariances in float64 on the host, then solve once with LAPACK.
 
-    One pass, nothing to tune; a singular ``B`` is treated on its range. Memory grows as ``d²``, time as ``n d² + d³``.
+    One pass and nothing to tune. A singular ``B`` is solved on its range. Memory is ``O(d²)``, time ``O(n d² + d³)``.
 
     Parameters
     ----------
     half_life : float, optional
-        Rows after which a row counts half; None: all count alike.
+        Rows after which the weight of a row has halved. None: all rows weigh the same.
 
     Examples
     --------
@@ -64,7 +64,7 @@ class Exact:
         check_half_life(self.half_life)
 
     def init(self, problem: Problem, batch: Tree, k: int | None, repeatable: bool = False) -> ExactState:
-        """Empty statistics for batches like this one; ``repeatable`` says that they can be read twice."""
+        """Empty sums for batches like this one; ``repeatable``: they can be read twice."""
         statistics = problem.statistics(batch, repeatable)
         if self.half_life is not None and not hasattr(statistics, "faded"):
             raise ValueError(
@@ -73,14 +73,14 @@ class Exact:
         return ExactState(statistics, problem.template(batch), k, float(np.finfo(np.float64).eps))
 
     def step(self, problem: Problem, state: ExactState, batch: Tree) -> ExactState:
-        """The statistics with one more batch, best of thousands of rows."""
+        """Add one batch, best of thousands of rows."""
         batch = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, batch)
         floats = [x.dtype for x in views.leaves(batch) if x.dtype.kind == "f"]
         epsilon = max([state.epsilon, *(float(np.finfo(dtype).eps) for dtype in floats)])
-        # Rows that are not finite are named below rather than warned of.
+        # Rows that are not finite raise below: no warning here.
         with np.errstate(invalid="ignore", over="ignore"):
             statistics = self._added(state.statistics, batch)
-        # A row that is not finite shows on the diagonals.
+        # A row that is not finite makes the diagonals not finite.
         small = [np.diagonal(x) if np.ndim(x) == 2 else x for x in jax.tree.leaves(statistics) if np.ndim(x) <= 2]
         if not all(np.isfinite(x).all() for x in small):
             check_finite(batch)
@@ -90,13 +90,13 @@ class Exact:
     def _added(self, statistics: Any, batch: Tree) -> Any:
         if self.half_life is None:
             return statistics.add(batch)
-        # Rows added together count alike, so there are few of them.
+        # Rows added together have equal weights, so pieces are small against the half-life.
         for piece in host_batches.pieces(batch, max(1, int(self.half_life / PIECES))):
             statistics = statistics.faded(0.5 ** (views.n_rows(piece) / self.half_life)).add(piece)
         return statistics
 
     def next_pass(self, state: ExactState) -> ExactState | None:
-        """The state to read the batches again with, or None if one pass was enough."""
+        """The state for another pass over the rows; None if one pass was enough."""
         again = state.statistics.again()
         return None if again is None else state._replace(statistics=again)
 
@@ -109,7 +109,7 @@ class Exact:
         return state.statistics.covariance() if hasattr(state.statistics, "covariance") else None
 
     def solve(self, problem: Problem, state: ExactState, which: str, n: int) -> tuple[Dense, Tree, EighInfo]:
-        """Eigenpairs of ``n`` rows' statistics, as SciPy would give them and as signed players, and how they came."""
+        """Solve the sums of ``n`` rows: dense vectors, players with fixed signs, and how they were found."""
         operands = state.statistics.operands()
         if isinstance(operands, Operands):
             A, B = map(to_host, operands)

@@ -34,12 +34,12 @@ class RSGState(NamedTuple):
 
     @property
     def long(self) -> tuple[str, ...]:
-        """Its factorisations need whole columns on every device."""
+        """None: the factorisations need whole columns on every device."""
         return ()
 
 
 def qr(M: jax.Array) -> jax.Array:
-    """The orthonormal factor with a positive diagonal beside it: the QR retraction."""
+    """The QR retraction: the orthonormal factor, with signs such that ``R`` has a positive diagonal."""
     Q, R = jnp.linalg.qr(M)
     sign = jnp.sign(jnp.diag(R))
     return Q * jnp.where(sign == 0, 1, sign)
@@ -50,7 +50,7 @@ def unit_columns(G: jax.Array) -> jax.Array:
 
 
 def towards_span(Q: jax.Array, block: jax.Array) -> jax.Array:
-    """The Grassmann logarithm: the tangent at ``Q`` whose geodesic reaches the span of the block's rows."""
+    """The Grassmann logarithm: the tangent at ``Q`` towards the span of the rows of ``block``."""
     k = Q.shape[1]
     U = jnp.linalg.qr(block.T)[0]
     overlap = Q.T @ U
@@ -62,10 +62,10 @@ def towards_span(Q: jax.Array, block: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True, kw_only=True)
 class RSGPlus:
-    """Each view's directions as ``Q T D``: a frame near its principal subspace, a rotation and a scaling.
+    """RSG+: the directions of each view are ``Q T D``, a frame near its principal subspace, a rotation and a scaling.
 
-    Solves two-view CCA with one leaf a view. Its frames are drawn to the views' leading principal subspaces, so its
-    fixed point is the canonical subspace where the two agree, and a biased one elsewhere.
+    Solves two-view CCA with one array a view. A penalty pulls the frames to the principal subspaces of the views, so
+    the fixed point is biased unless these contain the canonical directions.
 
     Parameters
     ----------
@@ -76,10 +76,10 @@ class RSGPlus:
     principal : float
         Weight of the pull towards the principal subspace.
     warm_steps : int
-        Batches given to Oja's algorithm first; its authors spend one whole pass, so pass the number of batches and
+        Batches for the warm start by Oja's algorithm. The authors take one pass: give the number of batches and
         ``max_epochs=2``.
     warm_rate : float
-        Step of that warm start.
+        Step of the warm start.
 
     Examples
     --------
@@ -124,7 +124,7 @@ class RSGPlus:
         return RSGState((x, y), problem.start(batch), C, jnp.zeros((), jnp.int32), jnp.array(False))
 
     def step(self, problem: Problem, state: RSGState, batch: Tree) -> tuple[RSGState, Info]:
-        """One batch: Oja's algorithm while the start is warmed, Riemannian steps afterwards."""
+        """One step: of Oja's algorithm in the first ``warm_steps``, Riemannian afterwards."""
         memory = problem.observe(state.memory, batch)
         x, y = (_dense(view) for view in problem.rows(memory, batch))
         fx, fy = state.views
@@ -155,7 +155,7 @@ class RSGPlus:
         across = x.T @ (y @ other.Q @ other.T) / b
         G = -across @ f.T.T
         blocks = x[: b // k * k].reshape(-1, k, x.shape[1])
-        # One after another: in XLA, batches of SVDs of both views at once were seen to wait for each other forever.
+        # One after another: XLA has deadlocked on batched SVDs of both views at once.
         G = G - self.principal * jax.lax.map(lambda block: towards_span(f.Q, block), blocks).mean(0)
         G = G - f.Q @ (G.T @ f.Q)
         Q = qr(f.Q - self.learning_rate * unit_columns(G))
@@ -163,7 +163,7 @@ class RSGPlus:
         return Factors(Q, qr(f.T - self.rotation_rate * f.T @ (turn - turn.T) / 2))
 
     def eigenpairs(self, problem: Problem, state: RSGState) -> tuple[np.ndarray, Tree]:
-        """Correlations of matching scores, positive by the sign of the second view, the largest first."""
+        """Correlations of matching scores, largest first, made positive by the sign of the second view."""
         rho = np.asarray(_correlations(state.covariance, signed=True), np.float64)
         order = np.argsort(-np.abs(rho))
         k = len(rho)
@@ -175,7 +175,7 @@ class RSGPlus:
 
 
 def _dense(view: Any) -> jax.Array:
-    """A view's rows, centred, as the retractions need them."""
+    """The centred rows of a view as a dense array."""
     centred = isinstance(view, views.Centred)
     x = view.rows if centred else view
     if isinstance(x, views.Sparse):

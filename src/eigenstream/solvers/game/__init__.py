@@ -62,8 +62,9 @@ class Game:
         it has at most 1,024 dimensions.
     half_life : float, optional
         Rows after which the weight of a row has halved. None: all rows weigh the same.
-    outlier : float
-        A row with more than this many times the mean squared norm is scaled down to it, counted and reported.
+    outlier : float, optional
+        Scale rows down to this many times the mean squared norm, and report them. Default: rows are taken as they are,
+        as by every solver.
     opening : float
         Memory for the first rows, as a multiple of that of the state. The game opens with several moves on them; a
         stream that fits is solved whole. 0: every row is used once.
@@ -82,7 +83,7 @@ class Game:
     extra: int = 20
     rank: int | None = None
     half_life: float | None = None
-    outlier: float = 100.0
+    outlier: float | None = None
     opening: float = 2.0
     whole_spectrum: ClassVar[bool] = False
     has_residual: ClassVar[bool] = True
@@ -91,8 +92,8 @@ class Game:
         check_count("extra", self.extra, least=0)
         check_count("rank", self.rank, none="for the default")
         check_half_life(self.half_life)
-        if not self.outlier > 1:
-            raise ValueError(f"outlier={self.outlier!r}: give a number over 1, or np.inf to take rows as they are")
+        if self.outlier is not None and not self.outlier > 1:
+            raise ValueError(f"outlier={self.outlier!r}: give a number over 1, or None to take rows as they are")
         if not self.opening >= 0:
             raise ValueError(f"opening={self.opening!r}: give a number of at least 0")
 

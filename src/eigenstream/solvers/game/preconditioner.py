@@ -1,8 +1,8 @@
-"""What stands for ``B`` inside the accelerated game: its diagonal where that is all of it, or a low-rank sketch.
+"""The preconditioner ``P ≈ B`` of the game: the diagonal of ``B`` if ``B`` is diagonal, or a low-rank sketch.
 
-Both know two products, ``P V`` and ``P⁻¹ G``. A sketch also knows ``κ``, the noise of one row: a row ``x`` moves
-``B v`` by ``h = ⟨x, P⁻¹ x⟩`` in the norm of ``P⁻¹``, and ``κ = E[h²] / E[h]``, which is the effective dimension where
-rows are alike and more where few rows carry much.
+Both give ``P V`` and ``P⁻¹ G``. A sketch also measures ``κ``, the noise of one row. A row ``x`` changes ``B v`` by
+``h = ⟨x, P⁻¹ x⟩`` in the norm of ``P⁻¹``, and ``κ = E[h²] / E[h]``: the effective dimension if all rows have the same
+leverage, more if a few have most of it.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from eigenstream.core import players, views
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 
-#: How much heavier the tail of the leverages may grow before the floor stops falling.
+#: The floor δ is the smallest that keeps ``E[h²] / E[h]²`` within this factor of its minimum.
 CALM = 1.5
-#: The floor falls by no more than this in one update; it rises at once.
+#: The floor falls at most to this share of itself in one update; it may rise by any factor.
 FALL = 0.35
-#: Weight of a fresh block of rows among those before it, once there were a few.
+#: Weight of the newest block of rows in running means, after the first few.
 FRESH = 0.5
-#: Least floor, relative to the mean eigenvalue: past it float32 has no digits left.
+#: The least floor relative to the mean eigenvalue: float32 resolves no less.
 LEAST = 1e-6
-#: Fresh rows for an update: so many, or half the rank; of a whole sketch, so many times the dimension.
+#: Rows queued for an update: BUFFER, or half the rank; of a sketch of full rank, WELL times the dimension.
 BUFFER, WELL = 256, 2
-#: An update takes up as many new directions as this share of the rank: the leading ones of its rows.
+#: An update adds at most rank / NEW new directions: the leading ones of its rows.
 NEW = 4
-#: All that is outside the sketch, however wide, weighs no more than this share of what is inside.
+#: The variance outside the sketch is spread over at most rank / OUTSIDE dimensions.
 OUTSIDE = 2
-#: Floors that are tried, from the least that is stable to the mean eigenvalue.
+#: The number of floors tried, from the least stable one to the mean eigenvalue.
 TRIED = 25
 
 
 class Diagonal(NamedTuple):
-    """``P`` is ``B``'s diagonal, and ``B`` is no more than that: graphs, the identity."""
+    """``P`` is ``B`` itself, a diagonal matrix: graphs, the identity."""
 
     #: Shaped like one player.
     values: Tree
     rows: jax.Array
-    #: Whether it is estimated from rows, rather than given.
+    #: 1 if the diagonal is estimated from rows, 0 if it is given.
     estimated: jax.Array
 
     def exact(self, V: Tree) -> Tree:
-        """``B V``, as far as it is known."""
+        """``B V`` by the current estimate of ``B``."""
         return jax.tree.map(lambda v, p: v * p, V, self.values)
 
     def apply(self, V: Tree) -> Tree:
@@ -54,13 +54,13 @@ class Diagonal(NamedTuple):
         return jax.tree.map(lambda g, p: g / (p + self._unseen()), G, self.values)
 
     def _unseen(self) -> jax.Array:
-        """What half a row would add to a coordinate: those that no row has touched yet are not weightless."""
+        """The mean of half a row, added to every coordinate: no row may have touched some of them yet."""
         d = players.size(self.values)
         mean = sum(p.sum() for p in jax.tree.leaves(self.values)) / d
         return self.estimated * mean * d / (2 * jnp.maximum(self.rows, 1))
 
     def observe(self, values: Tree, count: Any, horizon: float) -> Diagonal:
-        """With the diagonal that ``count`` rows after the last ``horizon`` show."""
+        """Update the running mean of the diagonal, over at most ``horizon`` rows, by ``count`` new rows."""
         total = jnp.minimum(self.rows, horizon) + count
         values = jax.tree.map(lambda p, q: p + count / total * (q - p), self.values, values)
         return self._replace(values=values, rows=total)
@@ -69,17 +69,17 @@ class Diagonal(NamedTuple):
 class Sketch(NamedTuple):
     """``P = Uᵀ diag(s - δ) U + δ I`` of one diagonal block of ``B``, from an incremental SVD of its rows.
 
-    The variances ``s`` along ``U`` are measured on rows that the sketch has not seen yet, which keeps those of a young
-    sketch honest, and ``δ`` is the least value that is stable and that leaves the leverages of such rows calm.
+    The variances ``s`` along ``U`` are measured on rows before the SVD includes them, so fitting does not bias them.
+    ``δ`` is the least value that is stable and keeps the leverages of such rows of about one size.
     """
 
-    #: Orthonormal rows ``(r, ...)``, or 0 where there are fewer directions.
+    #: Orthonormal rows ``(r, ...)``; zeros if the rows span fewer directions.
     U: Tree
-    #: Variances along ``U`` of the rows it was made of.
+    #: Variances along ``U`` of the rows in the SVD.
     seen: jax.Array
-    #: The same, of rows it had not seen.
+    #: Variances along ``U`` of rows before the SVD included them.
     held: jax.Array
-    #: Mean energy of such rows outside ``U``, and in all.
+    #: Mean squared norm of such rows outside ``U``, and in all.
     outside: jax.Array
     energy: jax.Array
     floor: jax.Array
@@ -88,10 +88,10 @@ class Sketch(NamedTuple):
     squares: Tree
     rows: jax.Array
     updates: jax.Array
-    #: What the problem adds to ``B``, relative to its mean eigenvalue.
+    #: The problem's ridge, relative to the mean eigenvalue of ``B``.
     ridge: jax.Array
-    #: Rows that wait for the next update, the newest in the place of the last where there is no room; of a whole sketch
-    #: beside the second moments of those that count.
+    #: Rows queued for the next update; the newest replace the last ones if the buffer is full. A sketch of full rank
+    #: also sums second moments.
     buffer: Tree
     moments: Any
     waiting: jax.Array
@@ -101,9 +101,9 @@ class Sketch(NamedTuple):
         dtype, d = jax.tree.leaves(template)[0].dtype, players.size(template)
         zero = jnp.zeros((), dtype)
         spectrum = jnp.zeros(r, dtype)
-        # Until rows have come the metric is the identity.
+        # Before the first rows P is the identity.
         one = jnp.ones((), dtype)
-        # As many directions as there are need not be looked for.
+        # A sketch of full rank starts from unit vectors.
         U = players.blank(r, template) if r < d else players.units(template)
         buffer = players.blank(max(r // 2, BUFFER) if r < d else BUFFER, template)
         moments = None if r < d else jnp.zeros((d, d), dtype)
@@ -112,16 +112,15 @@ class Sketch(NamedTuple):
 
     @property
     def added(self) -> jax.Array:
-        """The ridge, in the data's units."""
+        """The ridge in the units of the data."""
         return self.ridge * self.energy / players.size(players.take(self.U, 0, 1))
 
     @property
     def variances(self) -> jax.Array:
-        """Along ``U``."""
         return jnp.maximum(_smoothed(self.held), self.floor)
 
     def rounding(self, V: Tree) -> jax.Array:
-        """What rounding may make of ``⟨v, B v⟩`` where its terms cancel."""
+        """The rounding error of ``⟨v, B v⟩``."""
         d, eps = players.size(players.take(self.U, 0, 1)), jnp.finfo(self.seen.dtype).eps
         return d**0.5 * eps * players.dot(V, jax.tree.map(lambda v, s: v * s, V, self.squares))
 
@@ -135,7 +134,7 @@ class Sketch(NamedTuple):
         return players.add(players.scale(1 / outside, G), players.combine(along, self.U))
 
     def keep(self, x: Tree) -> Sketch:
-        """With the rows of one more batch waiting, as far as there is room for them."""
+        """Queue the rows of a batch, as many as the buffer holds."""
         capacity = jax.tree.leaves(self.buffer)[0].shape[0]
         b = min(views.n_rows(x), capacity)
         start = jnp.minimum(self.waiting, capacity - b).astype(jnp.int32)
@@ -155,13 +154,13 @@ class Sketch(NamedTuple):
             return self._replace(moments=self.moments + X.T @ X, waiting=self.waiting + len(X))
 
     def anew(self, restart: Any) -> Sketch:
-        """Where rows follow another law, those before count for nothing from the next update on."""
+        """Forget all rows so far if ``restart``, from the next update on."""
         past = self.rows, self.updates, self.waiting, self.moments
         rows, updates, waiting, moments = jax.tree.map(lambda x: jnp.where(restart, 0, x), past)
         return self._replace(rows=rows, updates=updates, waiting=waiting, moments=moments)
 
     def update(self, horizon: float) -> Sketch:
-        """Measure the waiting rows against what is known of the last ``horizon`` rows, then learn them."""
+        """Measure the queued rows, then include them in the SVD of the last ``horizon`` rows."""
         with jax.default_matmul_precision("highest"):
             return self._updated(horizon)
 
@@ -188,13 +187,13 @@ class Sketch(NamedTuple):
         return measured._replace(U=U, seen=seen, squares=squares, rows=before + n, waiting=waiting)
 
     def _measured(self, squares: jax.Array, rest: jax.Array, along: jax.Array) -> Sketch:
-        """With what rows show that were not seen: their squares along ``U``, the rest of each, and variances."""
+        """Update variances, floor and ``κ`` by new rows: squares along ``U``, squared norms outside, variances."""
         n = jnp.clip(self.waiting, 1, len(rest))
         d, r = players.size(players.take(self.U, 0, 1)), len(self.seen)
-        # A few rows left over are no measure of what many have shown.
+        # Fewer rows than usual weigh less.
         enough = jnp.minimum(1, n / jnp.clip(self.rows, 1, BUFFER))
         fresh = jnp.where(self.updates == 0, 1, enough * jnp.maximum(1 / (self.updates + 1), FRESH))
-        # The first block is measured against nothing: all its energy is outside.
+        # Before the first SVD all rows are outside U, so that measurement is replaced by the next.
         weight = jnp.where(self.updates <= 1, 1, enough * jnp.maximum(1 / jnp.maximum(self.updates, 1), FRESH))
         total = along.sum() + rest.sum() / n
         energy = self.energy + fresh * (total - self.energy)
@@ -232,7 +231,7 @@ class Sketch(NamedTuple):
 
 
 class BlockPreconditioner(NamedTuple):
-    """The metric of a whole player, from that of each block."""
+    """The preconditioner of whole players, one block of ``B`` at a time."""
 
     problem: Problem
     metric: Any
@@ -244,7 +243,7 @@ class BlockPreconditioner(NamedTuple):
         return self._each(lambda m, g: m.solve(g), G)
 
     def rounding(self, V: Tree) -> jax.Array:
-        """The least ``⟨v, B v⟩`` of each player that can be told from 0, as an exact solution would."""
+        """The rounding error of each player's ``⟨v, B v⟩``; 0 if ``B`` is diagonal."""
         if isinstance(self.metric, Diagonal):
             return jnp.zeros_like(players.dot(V, V))
         blocks = zip(self.metric, self.problem.blocks(V), strict=True)
@@ -257,7 +256,7 @@ class BlockPreconditioner(NamedTuple):
 
 
 def _smoothed(values: jax.Array) -> jax.Array:
-    """Means of nine neighbours, made to fall."""
+    """Running means of nine neighbours, made monotone."""
     if len(values) <= 20:
         return values
     padded = jnp.concatenate([values[:4][::-1], values, values[-4:][::-1]])
@@ -265,17 +264,17 @@ def _smoothed(values: jax.Array) -> jax.Array:
 
 
 def _learned(X: Tree, scores: jax.Array, U: Tree, seen: jax.Array, n: Any, weight: Any) -> tuple[Tree, jax.Array]:
-    """The leading directions and variances of the rows behind ``U`` and the new ones together (Brand, 2002)."""
+    """Update the leading directions and variances by new rows: the incremental SVD of Brand (2002)."""
     r = len(seen)
     rest = players.subtract(X, players.combine(scores, U))
     e, Q = jnp.linalg.eigh(players.gram(rest, rest))
     new = max(r // NEW, 1)
     e, Q = e[-new:], Q[:, -new:]
-    # Of rows that U spans already, rounding is left.
+    # Directions within the span of U have rounding errors for eigenvalues: drop them.
     keep = e > jnp.maximum(1e-6 * e[-1], 1e-9 * players.dot(X, X).sum())
     root = jnp.sqrt(jnp.where(keep, e, 1))
     Z = players.combine(jnp.where(keep, Q / root, 0).T, rest)
-    # Twice is enough (Parlett): what rounding left along U goes.
+    # Orthogonalise twice (Parlett: twice is enough).
     Z = players.subtract(Z, players.combine(players.gram(Z, U), U))
     coordinates = jnp.concatenate([scores, jnp.where(keep, Q * root, 0)], axis=1)
     inner = weight / n * coordinates.T @ coordinates
@@ -287,6 +286,6 @@ def _learned(X: Tree, scores: jax.Array, U: Tree, seen: jax.Array, n: Any, weigh
 
 
 def _rotated(U: Tree, second: jax.Array) -> tuple[Tree, jax.Array]:
-    """The eigenvectors and eigenvalues of second moments along ``U``."""
+    """Eigenvectors and eigenvalues of the second moments along ``U``."""
     sigma, R = jnp.linalg.eigh(second)
     return players.orthonormal(players.combine(R[:, ::-1].T, U)), jnp.maximum(sigma[::-1], 0)
