@@ -84,7 +84,9 @@ def game(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling) -
     with scope(precision):
         state = jax.jit(solver.init, static_argnums=2)(problem, views, k, jax.random.key(0))
         compiled = jax.jit(run, donate_argnums=0).lower(state, views).compile()
-        state = jax.block_until_ready(jax.jit(solver.learn, donate_argnums=0)(compiled(state, views)))
+        state = jax.block_until_ready(
+            jax.jit(lambda s: solver.update_sketch(problem, s), donate_argnums=0)(compiled(state, views))
+        )
         move = jax.jit(lambda state, _: solver.move(problem, state, False), donate_argnums=0)
         took, state = repeated(compiled, state, views, count, ceiling)
         return took, repeated(move, state, views, 1)[0]

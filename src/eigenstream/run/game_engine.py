@@ -214,9 +214,10 @@ class GameEngine(SteppingEngine):
                 "rows); give a smaller k, more rows, or a ridge"
             )
         if self.problem.noiseless:
-            converged = bool(np.max(state.preconditioned_residuals) < SOLVED)
+            solved = bool(np.max(state.preconditioned_residuals) < SOLVED)
             message = stop.message if stop else f"stopped after {source}, with a residual of {residuals.max():.2g}"
-            status = stop.status if stop else Status.CONVERGED if converged else Status.NOT_CONVERGED
+            status = stop.status if stop else Status.CONVERGED if solved else Status.NOT_CONVERGED
+            converged = solved or status is Status.CONVERGED
             return Ending(self.sign * lam, V, residuals, converged, status, message, state, n_rows)
         known = verdict(state, n_rows, solved=self.holds_whole_stream)
         status = stop.status if stop else Status.CONVERGED if known.converged else Status.NOT_CONVERGED

@@ -1,41 +1,44 @@
 """The paper: the generalized eigenvalue problem as a game of k players, and its Algorithms 1, 2 and 3 as printed.
 
 Player ``i`` chooses ``v_i`` on the unit sphere to maximise its Rayleigh quotient less a penalty for every parent
-``j < i`` that it overlaps with in the metric ``B``. In matrix form, with the players as rows of ``V``:
+``j < i`` that it overlaps with in the metric ``B``. In matrix form the players are the rows of ``V``, and the rows of
+``AV``, ``BV`` and ``[BV]`` are ``A v_i``, ``B v_i`` and the running mean ``[Bv]_i``. One machine computes
 
-    b = diag(V·BVᵀ)   a = diag(V·AVᵀ)   m = max(diag(V·[BV]ᵀ), ρ)   W = strictly_lower(V·AVᵀ) / m
-    rewards   = b·AV - a·BV
-    penalties = (b·W)·[BV] - rowsum(W ∘ V·[BV]ᵀ)·BV
-    direction = rewards - penalties
+    a_i = ⟨v_i, A v_i⟩   b_i = ⟨v_i, B v_i⟩   m_j = max(⟨v_j, [Bv]_j⟩, ρ)   W_ij = ⟨v_i, A v_j⟩ / m_j  for j < i, else 0
+    rewards_i   = b_i A v_i - a_i B v_i
+    penalties_i = Σ_j W_ij (b_i [Bv]_j - ⟨v_i, [Bv]_j⟩ B v_i)
 
 ``y_j = v_j / √m_j`` and ``[By]_j = [Bv]_j / √m_j`` always occur together, so ``W`` divides by ``m_j`` once for both.
 
-===========================================  ==  ======  ======  ===========================================
-line of the algorithm                        1   2       3       line of code
-===========================================  ==  ======  ======  ===========================================
-Given: step sizes, ``ρ``, ``ν``, ``M``       1   1       1       fields of `Stochastic`, `Paper`, `Smooth`
-``v_i`` drawn from the unit sphere           2   2       2       `Stochastic.init`: `normal`
-``[Bv]_i ← v_i``                                 3       3       `Paper.start_aux`: `Auxiliary.BV`
-``z_i ← 0``                                              4       `Smooth.start_aux`: `Auxiliary.z`
-for t = 1 … T                                3   4       5       each batch: `Stochastic.step`
-for every player, in parallel                4   5       6       all rows of ``V`` at once
-for every machine, in parallel                   6       7       each pair of `Stochastic.pairs`
-``A_tm``, ``B_tm`` from independent batches      7       8       `Stochastic.pairs`: `estimate`
-``[⟨v, B v⟩]_j`` between ``ρ`` and ``ν``                 9       `Smooth.norms`
-``y_j`` and ``[By]_j``, clipped at ``ρ``     5   8, 9    10, 11  `Paper.norms`; ``W`` in `direction`
-rewards                                      6   10      12      ``rewards`` in `direction`
-penalties                                    7   11      13      ``penalties`` in `direction`
-rewards - penalties; mean over machines      8   12, 15  14, 18  `direction`
-``∇Bv = B v - [Bv]``; mean over machines         13, 18  15, 21  ``BV`` in `Stochastic.step`; `running_mean`
-``∇z``; mean over machines                               16, 23  ``slope`` in `Smooth.update_aux`
-``v' ← v + η_t ∇``                           9   16      19      `Stochastic.move`
-``v ← v' / ‖v'‖``                            10  17      20      `Paper.retract`
-``[Bv] ← [Bv] + γ_t ∇Bv``                        19      22      `Paper.update_aux`: `running_mean`
-``z ← z + γ_t ∇z``                                       24      `Smooth.update_aux`
-return all ``v_i``                           13  22      27      `Stochastic.eigenpairs`
-===========================================  ==  ======  ======  ===========================================
+============================================  ==  ======  ======  ====================================================
+line of the algorithm                         1   2       3       line of code
+============================================  ==  ======  ======  ====================================================
+Given: ``η_t``, ``γ_t``, ``ρ``, ``ν``, ``M``  1   1       1       fields of `Stochastic`, `Paper` and `Smooth`
+``v_i`` drawn from the unit sphere            2   2       2       `Stochastic.init`: `normal`
+``[Bv]_i ← v_i``                                  3       3       `Auxiliary.start`: ``BV``
+``z_i ← 0``                                               4       `Auxiliary.start`: ``z``
+for t = 1 … T                                 3   4       5       `Stochastic.step`, once a batch
+for every player, in parallel                 4   5       6       all rows of ``V`` at once
+for every machine, in parallel                    6       7       each of the ``pairs`` in `direction`
+``A_tm``, ``B_tm`` from independent batches       7       8       `Stochastic.pairs`: `estimate`
+``[⟨v, B v⟩]_j`` between ``ρ`` and ``ν``                  9       `Smooth.squared_norms`
+``y_j`` and ``[By]_j``                        5   8, 9    10, 11  ``W`` in `direction`; clipped: `Paper.squared_norms`
+rewards                                       6   10      12      ``rewards`` in `direction`
+penalties                                     7   11      13      ``penalties`` in `direction`
+rewards - penalties; mean over machines       8   12, 15  14, 18  `direction`
+``∇Bv = B v - [Bv]``; mean over machines          13, 18  15, 21  ``BV`` in `Stochastic.step`; `running_mean`
+``∇z``, the same on all machines                          16, 23  ``gradient_z`` in `Smooth.update_aux`
+``v' ← v + η_t ∇``                            9   16      19      `Stochastic.move`
+``v ← v' / ‖v'‖``                             10  17      20      `Paper.retract`, `Smooth.retract`
+``[Bv] ← [Bv] + γ_t ∇Bv``                         19      22      `running_mean`, in `Paper.update_aux`
+``z ← z + γ_t ∇z``                                        24      `Smooth.update_aux`
+return all ``v_i``                            13  22      27      `Stochastic.eigenpairs`
+============================================  ==  ======  ======  ====================================================
 
+The defaults ``optimizer=optax.sgd``, ``independent=True`` and ``polish=False`` are the algorithm as printed.
 Algorithm 1 is Algorithm 2 on given matrices with ``averaging=None``: the exact ``B v`` in the place of ``[Bv]``.
+`Stochastic.step` updates the auxiliary variables from the state before the move, as the algorithms do. Where
+eigenvalues may be negative, the players play on ``A + s B``: see `needed_shift`.
 """
 
 from __future__ import annotations
@@ -54,13 +57,14 @@ from eigenstream.solvers.stochastic import Pair, Schedule, State, Stochastic
 
 
 def direction(V: Tree, pairs: list[Pair], BV_aux: Tree, norms: Any, shift: Any = 0.0) -> Tree:
-    """Rewards less penalties: equation 5, and lines 8 to 15 of Algorithm 2.
+    """Rewards less penalties, averaged over the machines.
 
     Parameters
     ----------
     V : players
     pairs : list of pairs of products
-        One pair for each machine: ``A V`` is taken from the first and ``B V`` from the second.
+        One pair for each machine: two independent estimates of ``A V`` and ``B V``. ``A V`` is taken from the first and
+        ``B V`` from the second.
     BV_aux : like V
         ``[Bv]``, in the place of the parents' ``B v_j``.
     norms : (k,) array
@@ -68,17 +72,16 @@ def direction(V: Tree, pairs: list[Pair], BV_aux: Tree, norms: Any, shift: Any =
     shift : float
         ``s``, to play on ``A + s B``: the rewards do not change, the penalties grow.
     """
-    VBV = players.gram(V, BV_aux)
-    rewards, along_parents, along_own = [], [], []
+    VBV = players.gram(V, BV_aux)  # ⟨v_i, [Bv]_j⟩
+    own, parents = [], []
     for first, second in pairs:
-        VAV, b = first.VAV(V), second.vBv(V)
-        rewards.append(players.subtract(players.scale(b, first.AV), players.scale(jnp.diag(VAV), second.BV)))
+        VAV, b = first.VAV(V), second.vBv(V)  # ⟨v_i, A v_j⟩ and b_i
+        rewards = players.subtract(players.scale(b, first.AV), players.scale(jnp.diag(VAV), second.BV))
         W = jnp.tril(VAV + shift * VBV, -1) / norms
-        along_parents.append(b[:, None] * W)
-        along_own.append(players.scale((W * VBV).sum(1), second.BV))
-    # [Bv] is the same on all machines, so one product with it serves them all.
-    penalties = players.subtract(players.combine(players.mean(along_parents), BV_aux), players.mean(along_own))
-    return players.subtract(players.mean(rewards), penalties)
+        # penalties = (b W)·[BV] - rowsum(W ∘ VBV)·BV. The first term is subtracted below, once for all machines.
+        own.append(players.add(rewards, players.scale((W * VBV).sum(1), second.BV)))
+        parents.append(-b[:, None] * W)
+    return players.add(players.mean(own), players.combine(players.mean(parents), BV_aux))
 
 
 def running_mean(mean: Tree, new: Tree, gamma: Any) -> Tree:
@@ -93,8 +96,13 @@ class Auxiliary(NamedTuple):
     BV: Tree
     #: ``z``, from which Algorithm 3 computes ``⟨v, B v⟩``.
     z: jax.Array
-    #: The shift that the players have been seen to need.
+    #: ``s``, the shift found in the first steps; not in the paper.
     shift: jax.Array
+
+    @classmethod
+    def start(cls, V: Tree) -> Auxiliary:
+        zeros = jnp.zeros_like(players.dot(V, V))
+        return cls(BV=V, z=zeros, shift=zeros[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,15 +112,15 @@ class Paper(Stochastic):
     Parameters
     ----------
     averaging : float, schedule or None
-        ``γ_t`` (``β_t`` in the paper's tables), the step of the running mean ``[Bv]``; at most 2, past which it
-        diverges. None: the batch's own ``B v`` in its place, which with the whole data is Algorithm 1.
+        ``γ_t`` (``β_t`` in the paper's tables), the step of the running mean ``[Bv]``. Steps above 2 diverge and are
+        refused, among them the 5 of the paper's table for Mediamill. None: the batch's own ``B v`` in its place.
     floor : float
         ``ρ``, a lower bound on the smallest eigenvalue of ``B``, at which ``⟨v, [Bv]⟩`` is clipped.
     learning_rate, optimizer, independent, shards, epsilon, polish
         As in every iterative solver; see `eigenstream.solvers.Stochastic`.
     shift : float, optional
         Play on ``A + shift B``. The penalties need positive leading eigenvalues. Default: 0, as printed, if the problem
-        promises them, and otherwise twice the most negative Ritz value of the players in the first steps.
+        promises them; otherwise what `needed_shift` finds in the first steps.
 
     Examples
     --------
@@ -134,22 +142,22 @@ class Paper(Stochastic):
             raise ValueError(f"floor={self.floor!r}: give a number of at least 0")
 
     def fixed_shift(self, problem: Problem) -> float:
+        # A shift that is given is added to A in the products; one that is found goes to `direction`.
         return self.shift or 0.0
 
     def start_aux(self, V: Tree) -> Auxiliary:
-        return _start(V)
+        return Auxiliary.start(V)
 
-    def norms(self, V: Tree, BV_aux: Tree) -> jax.Array:
+    def squared_norms(self, V: Tree, BV_aux: Tree) -> jax.Array:
         """``m = max(⟨v, [Bv]⟩, ρ)``."""
         return jnp.maximum(jnp.diag(players.gram(V, BV_aux)), self.floor)
 
     def direction(self, V: Tree, aux: Auxiliary, pairs: list[Pair]) -> Tree:
         BV_aux = players.mean([second.BV for _, second in pairs]) if self.averaging is None else aux.BV
-        return direction(V, pairs, BV_aux, self.norms(V, BV_aux), aux.shift)
+        return direction(V, pairs, BV_aux, self.squared_norms(V, BV_aux), aux.shift)
 
     def retract(self, V: Tree) -> tuple[Tree, Tree]:
-        norms = players.norms(V)
-        return players.scale(1 / norms, V), norms
+        return players.scale(1 / players.norms(V), V), ()
 
     def update_aux(self, problem: Problem, state: State, BV: Tree) -> Auxiliary:
         mean = running_mean(state.aux.BV, BV, _at(self.averaging, state.step))
@@ -193,27 +201,27 @@ class Smooth(Stochastic):
         return self.shift or 0.0
 
     def start_aux(self, V: Tree) -> Auxiliary:
-        return _start(V)
+        return Auxiliary.start(V)
 
-    def norms(self, z: jax.Array) -> jax.Array:
+    def squared_norms(self, z: jax.Array) -> jax.Array:
         """``[⟨v, B v⟩] = exp(log ρ + (log ν - log ρ) σ(z))``."""
         return self.floor * jnp.exp(jnp.log(self.ceiling / self.floor) * jax.nn.sigmoid(z))
 
     def direction(self, V: Tree, aux: Auxiliary, pairs: list[Pair]) -> Tree:
-        return direction(V, pairs, aux.BV, self.norms(aux.z), aux.shift)
+        return direction(V, pairs, aux.BV, self.squared_norms(aux.z), aux.shift)
 
     retract = Paper.retract
 
     def update_aux(self, problem: Problem, state: State, BV: Tree) -> Auxiliary:
         gamma, (mean, z, _) = _at(self.averaging, state.step), state.aux
-        norms, squash = self.norms(z), jax.nn.sigmoid(z)
-        slope = norms * jnp.log(self.ceiling / self.floor) * squash * (1 - squash)
-        z = z + gamma * (players.dot(state.V, mean) - norms) * slope
-        return Auxiliary(running_mean(mean, BV, gamma), z, _shift(self.shift, problem, state))
+        m, sigmoid = self.squared_norms(z), jax.nn.sigmoid(z)
+        slope = m * jnp.log(self.ceiling / self.floor) * sigmoid * (1 - sigmoid)
+        gradient_z = (players.dot(state.V, mean) - m) * slope
+        return Auxiliary(running_mean(mean, BV, gamma), z + gamma * gradient_z, _shift(self.shift, problem, state))
 
 
 def utilities(V: Tree, AV: Tree, BV: Tree) -> jax.Array:
-    """Every player's utility ``u_i`` given its parents (equation 3).
+    """Every player's utility ``u_i`` given its parents (section 2).
 
     Parameters
     ----------
@@ -246,11 +254,11 @@ def gradient(V: Tree, AV: Tree, BV: Tree) -> Tree:
 
 
 def needed_shift(GA: jax.Array, GB: jax.Array, cutoff: float) -> jax.Array:
-    """Twice the distance of the smallest Ritz value of the players' span below 0.
+    """Twice the distance of the smallest Ritz value of the players' span below 0; 0 if it is positive.
 
-    With exact parents, a component along a parent grows as if its eigenvalue were ``-s`` and one along ``v_j`` as if it
-    were ``λ_j``, so the players need ``s > -λ_k``. By Cauchy's interlacing theorem the smallest of ``k`` Ritz values is
-    at most ``λ_k``. If it is positive, the shift is 0 and the algorithm is as printed.
+    With exact parents, the component of a player along a parent grows as if its eigenvalue were ``-s``, and along any
+    other eigenvector at the rate of its own eigenvalue. So the players need ``s > -λ_k``. By Cauchy's interlacing
+    theorem the smallest of ``k`` Ritz values is at most ``λ_k``.
     """
     ritz, _ = small_eigh(GA, GB, cutoff)
     return jnp.maximum(0, -2 * jnp.where(jnp.isfinite(ritz), ritz, 0).min())
@@ -271,11 +279,6 @@ def _shift(shift: float | None, problem: Problem, state: State) -> jax.Array:
         lambda: jnp.zeros_like(state.aux.shift),
     )
     return jnp.maximum(state.aux.shift, needed)
-
-
-def _start(V: Tree) -> Auxiliary:
-    zeros = jnp.zeros_like(players.dot(V, V))
-    return Auxiliary(V, zeros, zeros[0])
 
 
 def _at(averaging: Schedule | None, step: Any) -> Any:
