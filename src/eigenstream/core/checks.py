@@ -1,4 +1,4 @@
-"""Checks of settings, with errors that name the argument and the cure."""
+"""Checks of settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def check_count(name: str, value: Any, least: int = 1, none: str = "") -> None:
-    """Refuse what is not a whole number of at least ``least``; ``none`` says what None means, if it is allowed."""
+    """Require a whole number of at least ``least``. A non-empty ``none`` allows None and says what it means."""
     if value is None and none:
         return
     if isinstance(value, bool) or not (isinstance(value, int | np.integer) and value >= least):

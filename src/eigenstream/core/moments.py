@@ -1,9 +1,9 @@
-"""Sums that lose nothing: first and second moments of rows, by group, in float64 on the host.
+"""First and second moments of rows, by group, in float64 on the host.
 
-A pilot, the mean of the first block where that is far from zero, is taken off every row; a block is then centred by its
-own mean, multiplied in float64 or, where a bit or two of the rows' precision may go, in that, and merged with what came
-before in float64 (Chan, Golub and LeVeque's pairwise update). Products and means therefore see numbers of the size of
-the deviations, wherever the data lie.
+A pilot (the mean of the first block, if it is far from zero) is subtracted from every row. Each block is then centred
+by its own mean, multiplied, and merged in float64 (the pairwise update of Chan, Golub and LeVeque). Products and means
+therefore see numbers of the size of the deviations. Products are in float64, or in the rows' dtype if one or two bits
+may be lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -22,19 +22,19 @@ import scipy.sparse
 from eigenstream.core import players
 from eigenstream.core.types import Tree
 
-#: The fewest rows worth a matrix product of their own.
+#: The fewest rows in a block.
 BLOCK_ROWS = 4096
-#: Numbers in a block: 32 MB of float32, enough to keep a product busy.
+#: Numbers in a block: 32 MB of float32, enough for a matrix product at full speed.
 BLOCK_NUMBERS = 2**23
 
 
 def block_rows(d: int) -> int:
-    """Rows of ``d`` features that are multiplied at a time; float32 sums over that many stay exact to rounding."""
+    """The number of rows of ``d`` features in a block: few enough for accurate float32 sums."""
     return max(BLOCK_ROWS, min(2**15, BLOCK_NUMBERS // d))
 
 
 def blocks(parts: list[Any], labels: np.ndarray | None = None) -> Iterator[tuple[list[Any], np.ndarray | None]]:
-    """Rows, side by side in parts, and their labels in blocks of `block_rows` or a little more."""
+    """Blocks of `block_rows` rows or a little more, whose columns are in ``parts``, with their labels."""
     n, d = parts[0].shape[0], sum(part.shape[1] for part in parts)
     count = max(1, n // block_rows(d))
     for start, stop in itertools.pairwise(n * i // count for i in range(count + 1)):
@@ -42,12 +42,12 @@ def blocks(parts: list[Any], labels: np.ndarray | None = None) -> Iterator[tuple
 
 
 class Moments(NamedTuple):
-    """Counts ``(g,)`` of groups, their means ``(g, d)`` less a pilot, and the scatter ``(d, d)`` about them."""
+    """Counts ``(g,)`` of groups, their means ``(g, d)`` minus the pilot, and the scatter ``(d, d)`` about the means."""
 
     counts: np.ndarray
     means: np.ndarray
     scatter: np.ndarray
-    #: A point near the rows, set by the first block, that everything is summed relative to.
+    #: A point near the rows, set by the first block; all sums are relative to it.
     pilot: np.ndarray
 
     @classmethod
@@ -59,10 +59,7 @@ class Moments(NamedTuple):
         return float(self.counts.sum())
 
     def add(self, rows: Any, labels: np.ndarray | None = None, wide: bool = True) -> Moments:
-        """These moments with more rows: a matrix, sparse or dense, or a list of dense ones side by side.
-
-        Each row belongs to the group its label names. ``wide``: rows are multiplied in float64, whatever they are.
-        """
+        """The moments with more rows: a matrix, or dense matrices side by side. ``wide``: multiply in float64."""
         total = self
         for block, group in blocks(rows if isinstance(rows, list) else [rows], labels):
             total = total._with_block(block, group, wide)
@@ -82,22 +79,22 @@ class Moments(NamedTuple):
         gap = delta * np.sqrt(self.counts * share)[:, None]
         scatter = block.product
         scatter += self.scatter
-        # What the block's product holds of its means goes, what they are away from the means before comes.
+        # Chan et al.: subtract the block's own mean term, add the term between old and new means.
         plus, minus = gap[gap.any(1)], block.excess[block.excess.any(1)]
         if len(plus) or len(minus):
             scatter += np.concatenate([plus, -minus]).T @ np.concatenate([plus, minus])
         return Moments(total, self.means + share[:, None] * delta, scatter, pilot)
 
     def faded(self, factor: float) -> Moments:
-        """These moments with every row counting for ``factor`` of itself."""
+        """The moments with every row weighted by ``factor``."""
         return self._replace(counts=factor * self.counts, scatter=factor * self.scatter)
 
     def covariance(self) -> np.ndarray:
-        """The unbiased covariance about the groups' means."""
+        """The unbiased covariance about the group means."""
         return self.scatter / (self.n - len(self.counts))
 
     def group_means(self) -> np.ndarray:
-        """The groups' means ``(g, d)`` in the rows' own coordinates; of a group without rows, zero."""
+        """The group means ``(g, d)``, pilot included; 0 for a group without rows."""
         return np.where(self.counts[:, None] > 0, self.means + self.pilot, 0)
 
     def second_moment(self) -> np.ndarray:
@@ -107,17 +104,17 @@ class Moments(NamedTuple):
 
 
 def _far_mean(x: np.ndarray) -> np.ndarray:
-    """The first rows' mean; zero, which costs no subtraction, where every feature is within a deviation of it."""
+    """The mean, or 0 if it is within a standard deviation of 0 in every feature: then no subtraction is needed."""
     mean = x.mean(0, dtype=np.float64).astype(x.dtype).astype(np.float64)
     variance = np.einsum("ij,ij->j", x, x, dtype=np.float64) / len(x) - mean**2
     return np.zeros_like(mean) if (mean**2 <= variance).all() else mean
 
 
 def means_of_groups(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts ``(g,)`` and means ``(g, d)`` of the groups of some rows."""
+    """Counts ``(g,)`` and means ``(g, d)`` of the groups."""
     if group is None:
         counts = np.array([x.shape[0]], np.float64)
-        # As a product: NumPy's sum in another type than the rows' is slower than all the rest.
+        # A product, because NumPy's sum in another dtype is slow.
         sums = np.asarray(_ones(x.shape[0], x.dtype) @ x).astype(np.float64)
     else:
         n = len(group)
@@ -134,7 +131,7 @@ def _ones(n: int, dtype: np.dtype) -> np.ndarray:
 
 
 class Block(NamedTuple):
-    """Counts and means, less the pilot, of a block's groups, and ``product - excessᵀ excess``, its scatter."""
+    """Counts and means, minus the pilot, of the groups in a block; its scatter is ``product - excessᵀ excess``."""
 
     counts: np.ndarray
     means: np.ndarray
@@ -147,7 +144,7 @@ def _sparse_moments(x: Any, group: np.ndarray | None, groups: int, pilot: np.nda
     counts, means = means_of_groups(x, group, groups)
     raw = (x.T @ x).toarray()
     scatter = raw - (means * counts[:, None]).T @ means
-    # Sparse rows are not centred before they are multiplied, so what is left of a constant feature is rounding.
+    # Sparse rows are not centred before the product, so a constant feature leaves a rounding error: set it to 0.
     constant = np.diag(scatter) <= 1e-11 * np.diag(raw)
     scatter[constant], scatter[:, constant] = 0, 0
     return Block(counts, means - pilot, scatter, np.zeros((0, x.shape[1])))
@@ -156,7 +153,7 @@ def _sparse_moments(x: Any, group: np.ndarray | None, groups: int, pilot: np.nda
 def _dense_moments(
     parts: list[np.ndarray], group: np.ndarray | None, groups: int, pilot: np.ndarray, known: np.ndarray, wide: bool
 ) -> Block:
-    """Moments of dense rows, multiplied once centred; ``known``: the variation before them."""
+    """Moments of dense rows; ``known``: the diagonal of the scatter before them."""
     cuts = np.cumsum([x.shape[1] for x in parts])[:-1]
     points = np.split(pilot, cuts)
     dtypes = [np.dtype(np.float64) if wide else x.dtype for x in parts]
@@ -169,19 +166,19 @@ def _dense_moments(
     if group is None:
         product = _product(near)
         offset = counts[0] * means[0] ** 2
-        # Where the pilot is within a deviation of the block's mean, taking the mean off the product costs a bit or two
-        # of the rows' precision and saves a second pass.
+        # If the pilot is within a standard deviation of the mean, correct the product instead of centring the rows:
+        # this loses one or two bits and saves a pass.
         if (2 * offset <= np.diag(product) + known).all():
             return Block(counts, means, product, np.sqrt(counts)[:, None] * means)
     rounded = [mean.astype(x.dtype) for x, mean in zip(near, np.split(means, cuts, axis=1), strict=True)]
     deviations = [x - (m if group is None else m[group]) for x, m in zip(near, rounded, strict=True)]
-    # What rounding the means left in the deviations is taken off in float64.
+    # Correct in float64 for the rounding of the means.
     rest = (means - np.concatenate(rounded, axis=1)) * np.sqrt(counts)[:, None]
     return Block(counts, means, _product(deviations), rest)
 
 
 def _product(parts: list[np.ndarray]) -> np.ndarray:
-    """``XᵀX`` in float64 of rows whose columns lie in parts, without laying them side by side."""
+    """``XᵀX`` in float64 of rows whose columns are in parts, without concatenating them."""
     if len(parts) == 1:
         return (parts[0].T @ parts[0]).astype(np.float64)
     ends = np.cumsum([0] + [x.shape[1] for x in parts])
@@ -198,7 +195,7 @@ _scratch = threading.local()
 
 
 def _less(x: np.ndarray, point: np.ndarray, dtype: np.dtype, slot: int) -> np.ndarray:
-    """``x - point`` in memory of this thread's that the next call writes over: fresh pages cost more than the rest."""
+    """``x - point`` in a buffer of this thread, which the next call overwrites: allocating pages is slow."""
     kept = vars(_scratch).setdefault("kept", {})
     needed = x.size * dtype.itemsize
     if slot not in kept or len(kept[slot]) < needed:
@@ -213,11 +210,11 @@ def _less(x: np.ndarray, point: np.ndarray, dtype: np.dtype, slot: int) -> np.nd
 class Summary(NamedTuple):
     """Counts, means and total scatter of rows by group, in float64 on the host."""
 
-    #: (g,) rows of each group; one group where rows have no labels.
+    #: The number of rows of each group, ``(g,)``; one group if rows have no labels.
     counts: np.ndarray
-    #: The groups' means: a tree like one row, with leaves ``(g, ...)``.
+    #: The group means: a tree like one row, with leaves ``(g, ...)``.
     means: Tree
-    #: The sum of squared distances of all rows from their groups' means.
+    #: The sum of squared distances of all rows from their group means.
     scatter: np.ndarray
 
     @classmethod
@@ -235,59 +232,46 @@ class Summary(NamedTuple):
         return cls(np.array([n], np.float64), players.from_matrix(mean[:, None], template), np.asarray(scatter))
 
     def add(self, x: Tree, labels: np.ndarray | None = None) -> Summary:
-        """This summary with more rows, wherever they live, each of the group its label names.
-
-        The scatter is followed where there is one group.
-        """
+        """The summary with more rows, from the host or a device. With labels the scatter is not computed (NaN)."""
         leaves, structure = jax.tree.flatten(x, is_leaf=scipy.sparse.issparse)
         found = [_leaf_means(leaf, labels, len(self.counts)) for leaf in leaves]
-        arrived = found[0][0]
-        counts = self.counts + arrived
-        share = (arrived / np.maximum(counts, 1))[:, None]
-        old = jax.tree.leaves(self.means)
-        gaps = [mean - m.reshape(mean.shape) for (_, mean), m in zip(found, old, strict=True)]
-        means = [m + (share * gap).reshape(m.shape) for gap, m in zip(gaps, old, strict=True)]
-        scatter = np.asarray(np.nan)
+        counts, scatter = found[0][0], np.nan
         if labels is None:
-            b, n = arrived[0], self.counts[0]
-            within = sum(_square(leaf) - b * np.vdot(mean, mean) for leaf, (_, mean) in zip(leaves, found, strict=True))
-            scatter = self.scatter + within + n * b / (n + b) * sum(np.vdot(gap, gap) for gap in gaps)
-        return Summary(counts, jax.tree.unflatten(structure, means), scatter)
+            squares = zip(map(_square, leaves), found, strict=True)
+            scatter = sum(square - counts[0] * np.vdot(mean, mean) for square, (_, mean) in squares)
+        means = jax.tree.unflatten(structure, [mean for _, mean in found])
+        return self._merged(Summary(counts, means, np.asarray(scatter)))
+
+    def _merged(self, other: Summary) -> Summary:
+        """The pairwise update of Chan, Golub and LeVeque."""
+        counts = self.counts + other.counts
+        gaps = jax.tree.map(lambda a, b: (b.reshape(a.shape) - a).reshape(len(a), -1), self.means, other.means)
+        share = (other.counts / np.maximum(counts, 1))[:, None]
+        means = jax.tree.map(lambda m, gap: m + (share * gap).reshape(m.shape), self.means, gaps)
+        weight = self.counts * other.counts / np.maximum(counts, 1)
+        between = (weight * sum(np.vecdot(gap, gap) for gap in jax.tree.leaves(gaps))).sum()
+        return Summary(counts, means, np.asarray(self.scatter + other.scatter + between))
 
     @staticmethod
     def joined(parts: list[Summary]) -> Summary:
-        """The summary of rows that were summed in several places."""
-        first, *others = parts
-        for other in others:
-            counts = first.counts + other.counts
-            share = other.counts / np.maximum(counts, 1)
-            both = zip(jax.tree.leaves(first.means), jax.tree.leaves(other.means), strict=True)
-            gaps = [(b - a).reshape(len(counts), -1) for a, b in both]
-            weight = first.counts * share
-            scatter = first.scatter + other.scatter + sum((weight[:, None] * gap**2).sum() for gap in gaps)
-            means = [
-                m + (share[:, None] * gap).reshape(m.shape)
-                for m, gap in zip(jax.tree.leaves(first.means), gaps, strict=True)
-            ]
-            first = Summary(counts, jax.tree.unflatten(jax.tree.structure(first.means), means), np.asarray(scatter))
-        return first
+        """The summary of rows that several processes summed."""
+        return reduce(Summary._merged, parts)
 
     def less(self, point: Tree | None) -> Summary:
-        """The summary of the rows before ``point`` was taken off them."""
+        """The summary of the rows before ``point`` was subtracted."""
         return self if point is None else self._replace(means=jax.tree.map(np.add, self.means, point))
 
 
 def _leaf_means(leaf: Any, labels: np.ndarray | None, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and means ``(g, d)`` of the groups of a leaf's rows; of one group on a device, taken there."""
+    """Counts and means ``(g, d)`` of the groups in a leaf; computed on the device for one group there."""
     b = leaf.shape[0]
     if isinstance(leaf, jax.Array) and labels is None:
-        # As a product, which a CPU does several times faster than a sum down columns.
+        # A product, because XLA sums columns slowly on a CPU.
         sums = jnp.matmul(jnp.ones((1, b), leaf.dtype), leaf.reshape(b, -1), precision="highest")
         return np.array([b], np.float64), np.asarray(sums, np.float64) / b
     return means_of_groups(leaf if scipy.sparse.issparse(leaf) else np.asarray(leaf).reshape(b, -1), labels, groups)
 
 
 def _square(leaf: Any) -> float:
-    """The sum of the squares of all entries."""
     values = leaf.data if scipy.sparse.issparse(leaf) else leaf
     return float(jnp.vdot(values, values) if isinstance(leaf, jax.Array) else np.vdot(values, values))

@@ -1,12 +1,14 @@
 """Linear algebra on players.
 
-The players ``V`` are a pytree whose leaves are ``(k, ...)``: one leaf per view or per network layer, never
-concatenated. Row ``i`` of every leaf together is the vector ``v_i``. Only operators are used, so the same lines serve
-JAX arrays on a device and NumPy float64 on the host.
+The players ``V`` are a pytree with leaves ``(k, ...)``, one leaf per view or network layer. Rows ``i`` of all leaves
+form the vector ``v_i``; the leaves are never concatenated. Most functions use operators only, so they serve JAX arrays
+on a device and NumPy float64 on the host.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any
 
 import jax
@@ -48,12 +50,11 @@ def ridged(V: Tree, BV: Tree, ridge: float, mean_eigenvalue: Any) -> Tree:
 
 def dot(U: Tree, V: Tree) -> Any:
     """The inner products of matching players, ``⟨u_i, v_i⟩``, shape (k,)."""
-    parts = jax.tree.map(lambda u, v: (_flat(u) * _flat(v)).sum(1), U, V)
-    return sum(jax.tree.leaves(parts)[1:], start=jax.tree.leaves(parts)[0])
+    return jax.tree.reduce(operator.add, jax.tree.map(lambda u, v: (_flat(u) * _flat(v)).sum(1), U, V))
 
 
 def sums(V: Tree) -> list[Any]:
-    """The sum of all numbers of each leaf."""
+    """The sum of all entries of each leaf."""
     return [leaf.sum() for leaf in jax.tree.leaves(V)]
 
 
@@ -64,8 +65,7 @@ def norms(V: Tree) -> Any:
 
 def gram(U: Tree, V: Tree) -> Any:
     """All inner products, ``G[i, j] = ⟨u_i, v_j⟩``."""
-    parts = jax.tree.map(lambda u, v: matmul(_flat(u), _flat(v).T), U, V)
-    return sum(jax.tree.leaves(parts)[1:], start=jax.tree.leaves(parts)[0])
+    return jax.tree.reduce(operator.add, jax.tree.map(lambda u, v: matmul(_flat(u), _flat(v).T), U, V))
 
 
 def combine(W: Any, V: Tree) -> Tree:
@@ -89,25 +89,26 @@ def blank(k: int, template: Tree) -> Tree:
 
 
 def zeros_in_place(V: Tree, count: jax.Array) -> Tree:
-    """Zeros shaped like ``V``, each computed from the array it replaces; ``count`` is any number of at least 0.
+    """Zeros shaped like ``V``, each computed from the array it replaces; ``count`` must be at least 0.
 
-    Plain zeros of one shape are one array to XLA. In a program with donated arguments it has been seen to put several
-    outputs into one buffer then (JAX 0.11 on a GPU).
+    XLA merges constant zeros of one shape. With donated arguments, several outputs then shared one buffer (JAX 0.11 on
+    a GPU).
     """
     return jax.tree.map(lambda v: jnp.where(count < 0, v, 0), V)
 
 
+def identity(template: Tree) -> Tree:
+    """The ``d`` unit vectors as players, in float64 on the host."""
+    return from_matrix(np.eye(size(template)), template)
+
+
 def units(template: Tree) -> Tree:
-    """All unit vectors as players."""
-    leaves, structure = jax.tree.flatten(template)
-    sizes = [int(np.prod(s.shape)) for s in leaves]
-    d, starts = sum(sizes), np.cumsum([0, *sizes])
-    parts = [jnp.eye(d, n, -int(a), dtype=s.dtype) for n, a, s in zip(sizes, starts, leaves, strict=False)]
-    return jax.tree.unflatten(structure, [p.reshape(d, *s.shape) for p, s in zip(parts, leaves, strict=True)])
+    """The ``d`` unit vectors as players on the device, in the dtype of ``template``."""
+    return jax.tree.map(lambda v, s: jnp.asarray(v, s.dtype), identity(template), template)
 
 
 def orthonormal(V: Tree) -> Tree:
-    """Remove the rounding from nearly orthonormal players, by one Newton step to the nearest orthonormal ones."""
+    """Remove rounding errors from nearly orthonormal players: one Newton step to the nearest orthonormal ones."""
     G = gram(V, V)
     return combine(1.5 * jnp.eye(len(G), dtype=G.dtype) - 0.5 * G, V)
 
@@ -123,30 +124,24 @@ def normal(key: jax.Array, k: int, template: Tree) -> Tree:
     """Draw ``k`` players uniformly from the unit sphere (line 2 of the paper's algorithms)."""
     leaves, structure = jax.tree.flatten(template)
     keys = jax.random.split(key, len(leaves))
-    V = jax.tree.unflatten(
-        structure, [jax.random.normal(q, (k, *leaf.shape), leaf.dtype) for q, leaf in zip(keys, leaves, strict=True)]
-    )
+    drawn = [jax.random.normal(q, (k, *leaf.shape), leaf.dtype) for q, leaf in zip(keys, leaves, strict=True)]
+    V = jax.tree.unflatten(structure, drawn)
     return scale(1 / jnp.sqrt(dot(V, V)), V)
 
 
-def identity(template: Tree) -> Tree:
-    """The ``d`` unit vectors as players, in float64 on the host."""
-    return from_matrix(np.eye(size(template)), template)
-
-
 def to_matrix(V: Tree) -> np.ndarray:
-    """The players as the columns of one ``(d, k)`` host array, as SciPy gives eigenvectors."""
+    """The players as the columns of one ``(d, k)`` host array."""
     return np.concatenate([np.asarray(_flat(leaf)) for leaf in jax.tree.leaves(V)], axis=1).T
 
 
 def from_matrix(matrix: np.ndarray, template: Tree) -> Tree:
     """The inverse of `to_matrix`: a ``(d, k)`` array as players shaped like ``template``."""
     leaves, structure = jax.tree.flatten(template)
-    ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])[:-1]
+    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])[:-1]
     pieces = zip(np.split(matrix, ends, axis=0), leaves, strict=True)
     return jax.tree.unflatten(structure, [piece.T.reshape((-1, *leaf.shape)) for piece, leaf in pieces])
 
 
 def size(template: Tree) -> int:
     """The dimension ``d`` of one player."""
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(template))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(template))

@@ -1,8 +1,8 @@
-"""Precision of the large products: one setting, by JAX's own means.
+"""Precision of the large products.
 
-``"float32"`` and ``"tf32"`` are settings of `jax.default_matmul_precision`. For ``"bf16"`` the operands are rounded to
-bfloat16 and the sums kept in float32, which halves what is read and lets a GPU use its fastest units; states stay in
-float32 either way. On a processor that knows one way to multiply, all are the same but for that rounding.
+``"float32"`` and ``"tf32"`` are settings of `jax.default_matmul_precision`. ``"bf16"`` rounds the operands to bfloat16
+and sums in float32, which halves the bytes read and uses the fastest units of a GPU. States are float32 in all cases.
+On a processor with one kind of product, ``"tf32"`` equals ``"float32"``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-#: What users call a precision, and what JAX does.
+#: Our names of the settings of JAX.
 NAMES = {"float32": "float32", "tf32": "tensorfloat32", "bf16": "bfloat16"}
 
 
@@ -24,12 +24,12 @@ def check_precision(precision: Any) -> None:
 
 
 def scope(precision: str | None) -> AbstractContextManager[Any]:
-    """Where products are of this precision; None: as they are outside. It is part of what JAX compiles for."""
+    """A context that sets the precision; None leaves it. JAX compiles a program for each setting."""
     return nullcontext() if precision is None else jax.default_matmul_precision(NAMES[precision])
 
 
 def matmul(a: Any, b: Any) -> Any:
-    """``a @ b`` of arrays on a device or, as they are, on the host."""
+    """``a @ b``, with operands rounded to bfloat16 if that is set and they are float32 on a device."""
     if isinstance(a, np.ndarray) or not _rounds() or jnp.result_type(a, b) != jnp.float32:
         return a @ b
     return jnp.matmul(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), preferred_element_type=jnp.float32)

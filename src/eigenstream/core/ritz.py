@@ -1,4 +1,4 @@
-"""Eigenproblems of small Gram matrices, which may be singular to rounding."""
+"""Small eigenproblems, whose ``B`` may be numerically singular."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ WHICH = ("largest", "smallest", "magnitude")
 
 
 def whitening(G: jax.Array, cutoff: float | None = None, complete: bool = False) -> tuple[jax.Array, jax.Array]:
-    """``T`` with ``Tᵀ G T = I`` on the numerical range of ``G``, and how many columns that takes.
+    """``T`` with ``Tᵀ G T = I`` on the numerical range of ``G``, and the numerical rank.
 
-    Those past it are 0 or, to make a basis of everything, directions in which ``G`` is too small to tell.
+    Columns past the rank are 0 or, with ``complete``, unscaled null directions of ``G``.
     """
     size = jnp.sqrt(jnp.maximum(jnp.diag(G), 0))
     inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1), 1 if complete else 0)
     sigma, U = jnp.linalg.eigh((G + G.T) / 2 * inverse * inverse[:, None])
     least = (len(G) * jnp.finfo(G.dtype).eps if cutoff is None else cutoff) * jnp.maximum(sigma[-1], 0)
     keep = sigma > least
-    # Of a length that does not grow each time they come by.
+    # Null directions are divided by 1, not by √σ ≈ 0.
     T = U / jnp.sqrt(jnp.where(keep, sigma, 1))
     return (inverse[:, None] * jnp.where(keep | complete, T, 0))[:, ::-1], keep.sum()
 
@@ -34,18 +34,18 @@ def whitening(G: jax.Array, cutoff: float | None = None, complete: bool = False)
 def small_eigh(
     GA: jax.Array, GB: jax.Array, cutoff: float | None = None, complete: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Ritz values, descending, and vectors on the numerical range of ``GB``; past it, values are -inf."""
+    """Ritz values, descending, and vectors on the numerical range of ``GB``; past its rank, values are -inf."""
     T, count = whitening(GB, cutoff, complete)
     dropped = jnp.arange(len(GB)) >= count
     inner = jnp.where(dropped | dropped[:, None], 0, T.T @ ((GA + GA.T) / 2) @ T)
-    # Directions that were dropped go under the whole spectrum, so that they are chosen last.
+    # Give null directions an eigenvalue below the spectrum, so that they come last.
     bottom = -2 * jnp.abs(inner).sum(1).max() - 1
     lam, R = jnp.linalg.eigh(inner + jnp.diag(jnp.where(dropped, bottom, 0)))
     return jnp.where(dropped, -jnp.inf, lam[::-1]), (T @ R)[:, ::-1]
 
 
 def orthogonal(X: jax.Array, C: jax.Array, G: jax.Array, cutoff: float) -> jax.Array:
-    """Columns orthonormal in ``G``, and to those of ``C``, that span what ``X`` adds to them; 0 past that."""
+    """``G``-orthonormal columns that span the part of ``X`` orthogonal to ``C``; columns past its rank are 0."""
 
     def unit(X: jax.Array) -> jax.Array:
         squares = jnp.maximum((X * (G @ X)).sum(0), 0)
@@ -57,16 +57,13 @@ def orthogonal(X: jax.Array, C: jax.Array, G: jax.Array, cutoff: float) -> jax.A
 
 
 def largest_quotient(GA: jax.Array, GB: jax.Array, cutoff: float) -> jax.Array:
-    """The largest Rayleigh quotient among the columns, in magnitude; shares of ``B`` under ``cutoff`` are rounding."""
+    """The largest absolute Rayleigh quotient of the diagonals; entries of ``GB`` below the cutoff are skipped."""
     quotients = jnp.diag(GA) / jnp.where(jnp.diag(GB) > cutoff * jnp.diag(GB).max(), jnp.diag(GB), jnp.inf)
     return jnp.maximum(jnp.abs(quotients).max(), jnp.finfo(GB.dtype).tiny)
 
 
 def rayleigh_ritz(GA: Any, GB: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The best eigenpairs within the players' span, from their Gram matrices with ``A`` and ``B``.
-
-    Returns the Ritz values, descending, and ``W`` such that the rows of ``W V`` are the Ritz vectors.
-    """
+    """Ritz values, descending, and ``W`` such that the rows of ``W V`` are Ritz vectors, from Gram matrices."""
     GA, GB = (np.asarray((G + G.T) / 2, np.float64) for G in (GA, GB))
     size = np.sqrt(np.maximum(np.diag(GB), np.finfo(np.float64).tiny))
     solved = solve_dense(GA / np.outer(size, size), GB / np.outer(size, size), len(GA), "largest", 1e-10)
@@ -76,8 +73,8 @@ def rayleigh_ritz(GA: Any, GB: Any) -> tuple[np.ndarray, np.ndarray]:
 def residuals(V: Tree, AV: Tree, BV: Tree, lam: Any, norm_A: Any = None) -> Any:
     """``‖A v - λ B v‖ / (‖A‖ ‖v‖ + |λ| ‖B v‖)`` of every player.
 
-    ``‖A‖`` is the largest ``‖A v‖ / ‖v‖`` among the players unless it is given. With ``‖A v‖`` in its place the exact
-    null vector of a Laplacian would have a residual of 1.
+    Default of ``‖A‖``: the largest ``‖A v‖ / ‖v‖`` of the players. With each player's own ``‖A v‖``, the exact null
+    vector of a Laplacian would have a residual of 1.
     """
     norms = players.norms(V)
     if norm_A is None:
@@ -87,14 +84,14 @@ def residuals(V: Tree, AV: Tree, BV: Tree, lam: Any, norm_A: Any = None) -> Any:
 
 
 def fix_signs(V: Tree) -> Tree:
-    """Make the entry of largest magnitude of each player positive."""
+    """Make the largest entry of each player positive."""
     matrix = players.to_matrix(V)
     signs = np.sign(matrix[np.abs(matrix).argmax(0), np.arange(matrix.shape[1])])
     return players.scale(np.where(signs == 0, 1, signs).astype(matrix.dtype), V)
 
 
 def leading(eigenvalues: np.ndarray, k: int, which: str) -> np.ndarray:
-    """Indices of the ``k`` wanted eigenvalues, the most wanted first."""
+    """Indices of the ``k`` leading eigenvalues, in order."""
     key = {"largest": -eigenvalues, "smallest": eigenvalues, "magnitude": -np.abs(eigenvalues)}[which]
     return np.argsort(key, kind="stable")[:k]
 
@@ -107,16 +104,14 @@ class Dense(NamedTuple):
     ranks: list[int]
 
     def first(self, k: int) -> Dense:
-        """The most wanted ``k`` of the pairs."""
         return Dense(self.eigenvalues[:k], self.vectors[:, :k], self.ranks)
 
 
 def solve_dense(A: np.ndarray, B: np.ndarray, k: int, which: str, cutoff: float, sizes: Any = None) -> Dense:
-    """Solve on the range of ``B``, which may be singular, to float64.
+    """Solve on the range of ``B``, which may be singular, in float64.
 
-    ``B`` is brought to unit diagonal, so that a feature's unit does not decide whether it counts, and eigenvalues under
-    ``cutoff`` are taken for rounding. ``sizes`` are those of blocks that ``B`` may be diagonal in, to be factored each
-    alone.
+    ``B`` is scaled to unit diagonal, so that the rank does not depend on the features' units. Its eigenvalues below
+    ``cutoff``, relative to the largest, count as 0. ``sizes``: diagonal blocks of ``B``, factored separately.
     """
     T, ranks = _whitening(B, cutoff, sizes or [len(B)])
     reduced = T.T @ A @ T
@@ -134,11 +129,10 @@ def solve_dense(A: np.ndarray, B: np.ndarray, k: int, which: str, cutoff: float,
 
 
 def _whitening(B: np.ndarray, cutoff: float, sizes: list[int]) -> tuple[np.ndarray, list[int]]:
-    """``T`` of full column rank with ``Tᵀ B T = I`` and ``B T Tᵀ B = B``, and its rank within each block."""
+    """``T`` of full column rank with ``Tᵀ B T = I`` and ``B T Tᵀ B = B``, and the rank of each block."""
     scale = np.sqrt(np.maximum(np.diag(B), 0))
     alive = scale > np.finfo(np.float64).eps * scale.max(initial=0.0)
-    ends = np.cumsum([0, *sizes])
-    blocks = [slice(a, b) for a, b in itertools.pairwise(ends)]
+    blocks = [slice(a, b) for a, b in itertools.pairwise(np.cumsum([0, *sizes]))]
     if np.count_nonzero(B) == np.count_nonzero(scale):
         return (np.eye(len(B)) / np.where(alive, scale, 1))[:, alive], [int(alive[s].sum()) for s in blocks]
     if any(B[s, t].any() for s in blocks for t in blocks if s != t):

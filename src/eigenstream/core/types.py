@@ -1,4 +1,4 @@
-"""Names for what the signatures of this package hold."""
+"""Types that signatures name."""
 
 from __future__ import annotations
 

@@ -1,18 +1,22 @@
-"""Rows of data and the two primitives that every data problem is written in.
+"""Rows of data and the two primitives of every data problem.
 
-``project(x, V) -> (k, b)`` gives the scores of ``k`` players on ``b`` rows; ``lift(x, scores)`` sends scores back to
-the players' space, averaged over the rows, so that ``lift(x, project(x, V))`` is the second moment ``E[x xᵀ]`` applied
-to ``V``. A view ``x`` is a pytree whose leaves are one of
+``project(x, V) -> (k, b)`` gives the scores of ``k`` players on ``b`` rows. ``lift(x, scores)`` maps scores back to the
+players' space, averaged over the rows, so that ``lift(x, project(x, V))`` is ``E[x xᵀ] V``. A view ``x`` is a pytree.
+Each leaf is one of
 
 - a dense array ``(b, ...)``,
-- `Sparse`: sparse rows less a low-rank part, which is how means are taken off sparse rows that stay sparse,
-- `Centred`: rows of either kind that are to be centred by their own batch,
-- `Covariance`: a second moment that was already summed, in the place of the rows it came from. Problems evaluated on it
-  give their exact matrices, so that no formula is written once for streams and once more for sums.
+- `Sparse`: sparse rows minus a low-rank part, so that centred rows stay sparse,
+- `Filled`: dense rows padded with zero rows,
+- `Centred`: rows of any kind above, to be centred by the batch mean,
+- `Covariance`: a second moment in place of rows. On it, the same formulas give the exact matrices.
 """
 
 from __future__ import annotations
 
+import math
+import operator
+from functools import partial, reduce
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -34,10 +38,10 @@ class Sparse(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """Dense rows in parts of one size, each filled up with rows of zeros: as if it had the first ``counts`` only.
+    """Dense rows in parts of equal size; part ``i`` holds ``counts[i]`` rows, padded with zero rows.
 
-    Batches of many sizes, filled up to one, are one program. Zeros add nothing to a sum; what divides by the number of
-    rows, or takes a mean off them, asks for `count` and `present`.
+    Batches of many sizes, padded to one, run in one program. Zero rows add nothing to a sum; a division by the number
+    of rows uses `count`, and subtracting a mean uses `present`.
     """
 
     rows: Any
@@ -45,20 +49,20 @@ class Filled(NamedTuple):
 
 
 class Centred(NamedTuple):
-    """Rows, dense or sparse, whose scores are taken about the batch's mean and scaled by ``b / (b - 1)``.
+    """Rows whose scores are centred by the batch mean and scaled by ``b / (b - 1)``.
 
-    Centring is idempotent, ``XᵀHᵀHX = XᵀHX``, so centring the scores is enough and the rows need no copy. Rows whose
-    mean is much larger than their deviations would lose digits this way: see `pilot`.
+    Centring is idempotent, ``XᵀHᵀHX = XᵀHX``, so centring the scores is enough and the rows are not copied. A mean much
+    larger than the deviations would lose digits: see `eigenstream.core.host_batches.pilot`.
     """
 
     rows: Any
 
 
 class Covariance(NamedTuple):
-    """Columns of a summed second moment that belong to one leaf, standing in for the leaf's rows."""
+    """The columns of a second moment that belong to one leaf, and their ``span``, in place of the leaf's rows."""
 
     columns: np.ndarray
-    start: int
+    span: slice
     shape: tuple[int, ...]
 
 
@@ -73,46 +77,44 @@ def _is_leaf(x: Any) -> bool:
     return isinstance(x, Sparse | Filled | Centred | Covariance | jsparse.BCOO)
 
 
-def leaves(x: Tree) -> list[Any]:
-    return jax.tree.leaves(x, is_leaf=_is_leaf)
-
-
-def map_leaves(f: Any, x: Tree, *more: Tree) -> Tree:
-    return jax.tree.map(f, x, *more, is_leaf=_is_leaf)
+leaves = partial(jax.tree.leaves, is_leaf=_is_leaf)
+map_leaves = partial(jax.tree.map, is_leaf=_is_leaf)
 
 
 def _matrix(x: Any) -> Any:
     return x.reshape(x.shape[0], -1)
 
 
-def _sum(parts: list[Any]) -> Any:
-    return sum(parts[1:], start=parts[0])
+def _uncentred(leaf: Any) -> Any:
+    return leaf.rows if isinstance(leaf, Centred) else leaf
+
+
+def _unpadded(leaf: Any) -> Any:
+    return leaf.rows if isinstance(leaf, Filled) else leaf
 
 
 def _values(leaf: Any) -> Any:
-    """The array, dense or sparse, that holds a leaf's rows."""
-    leaf = leaf.rows if isinstance(leaf, Centred) else leaf
-    leaf = leaf.rows if isinstance(leaf, Filled) else leaf
+    """The dense or sparse array that holds a leaf's rows."""
+    leaf = _unpadded(_uncentred(leaf))
     return leaf.matrix if isinstance(leaf, Sparse) else leaf
 
 
 def n_rows(x: Tree) -> int:
-    """The number of rows, those of zeros included that others are filled up with."""
+    """The number of rows, padding included."""
     return _values(leaves(x)[0]).shape[0]
 
 
 def count(x: Tree) -> Any:
-    """The number of rows that count."""
-    leaf = leaves(x)[0]
-    leaf = leaf.rows if isinstance(leaf, Centred) else leaf
-    # As a number of the rows' own kind: whole ones would be divided in another.
+    """The number of rows without padding."""
+    leaf = _uncentred(leaves(x)[0])
+    # Cast the count to the rows' dtype, or the division promotes the result.
     return leaf.counts.sum().astype(template(leaf).dtype) if isinstance(leaf, Filled) else n_rows(x)
 
 
 def present(x: Tree) -> jax.Array:
-    """1 for every row that counts, 0 for the others."""
-    leaf = leaves(x)[0]
-    leaf, dtype = leaf.rows if isinstance(leaf, Centred) else leaf, template(leaf).dtype
+    """1 for every row of data, 0 for padding."""
+    leaf = _uncentred(leaves(x)[0])
+    dtype = template(leaf).dtype
     if not isinstance(leaf, Filled):
         return jnp.ones(n_rows(x), dtype)
     index = jnp.arange(n_rows(x) // len(leaf.counts))
@@ -124,7 +126,7 @@ def template(x: Tree) -> Tree:
 
     def describe(leaf: Any) -> jax.ShapeDtypeStruct:
         leaf = _values(leaf)
-        # Players of rows in 16 bits have 32.
+        # Players of 16-bit rows are float32.
         dtype = jnp.promote_types(jax.dtypes.canonicalize_dtype(leaf.dtype), jnp.float32)
         return jax.ShapeDtypeStruct(leaf.shape[1:], dtype)
 
@@ -133,7 +135,7 @@ def template(x: Tree) -> Tree:
 
 def project(x: Tree, V: Tree) -> Any:
     """Scores ``⟨v_i, x_r⟩``, shape (k, b), summed over the leaves of a view."""
-    return _sum(leaves(map_leaves(_project, x, V)))
+    return reduce(operator.add, leaves(map_leaves(_project, x, V)))
 
 
 def _project(leaf: Any, v: Any) -> Any:
@@ -143,17 +145,15 @@ def _project(leaf: Any, v: Any) -> Any:
         centred = scores - scores.sum(1, keepdims=True) / b
         centred = centred * present(leaf) if isinstance(leaf.rows, Filled) else centred
         return centred * (b / (b - 1))
-    if isinstance(leaf, Filled):
-        return _project(leaf.rows, v)
     if isinstance(leaf, Covariance):
         return v @ leaf.columns.T
     if isinstance(leaf, Sparse):
         scores = (leaf.matrix @ v.T).T
         return scores if leaf.means is None else scores - (v @ leaf.means.T) @ leaf.weights.T
-    x = _matrix(leaf)
+    x = _matrix(_unpadded(leaf))
     if isinstance(v, np.ndarray):
         return matmul(v, x.T)
-    # A GPU is quicker with a row of scores for every player, a CPU with one for every row of data, turned afterwards.
+    # A GPU is faster with (k, b) scores, a CPU with (b, k) scores that are transposed afterwards.
     return jax.lax.platform_dependent(
         v,
         x,
@@ -171,11 +171,9 @@ def _lift(leaf: Any, scores: Any) -> Any:
     if isinstance(leaf, Centred):
         return _lift(leaf.rows, scores)
     if isinstance(leaf, Filled):
-        b = scores.shape[1]
-        return _lift(leaf.rows, scores * (b / count(leaf)))
+        return _lift(leaf.rows, scores * (scores.shape[1] / count(leaf)))
     if isinstance(leaf, Covariance):
-        stop = leaf.start + int(np.prod(leaf.shape))
-        return scores[:, leaf.start : stop].reshape((-1, *leaf.shape))
+        return scores[:, leaf.span].reshape((-1, *leaf.shape))
     mean_scores = scores / scores.shape[1]
     if isinstance(leaf, Sparse):
         out = (leaf.matrix.T @ mean_scores.T).T
@@ -184,25 +182,23 @@ def _lift(leaf: Any, scores: Any) -> Any:
 
 
 def lift_both(x: Tree, first: Any, second: Any) -> tuple[Tree, Tree]:
-    """Two lifts that read the rows once."""
-    k = len(first)
+    """Two lifts in one product, which reads the rows once."""
     if isinstance(first, np.ndarray):
         return lift(x, first), lift(x, second)
-    both = lift(x, jnp.concatenate([first, second]))
-    return jax.tree.map(lambda leaf: leaf[:k], both), jax.tree.map(lambda leaf: leaf[k:], both)
+    k, both = len(first), lift(x, jnp.concatenate([first, second]))
+    return players.take(both, 0, k), players.take(both, k, 2 * k)
 
 
 def inner(x: Tree, scores: Any, lifted: Any) -> tuple[Any, Any] | None:
-    """Two factors whose product is ``⟨v_i, lift(x, lifted)_j⟩``: scores of these rows, and others centred as they are.
+    """Factors ``s, t`` with ``(s tᵀ)_ij = ⟨v_i, lift(x, lifted)_j⟩``; None for a `Covariance`.
 
-    ``⟨v, Xᵀt⟩ = ⟨Xv, t⟩``, which takes a sum over rows where the other side takes one over features. None for sums in
-    the place of rows.
+    By ``⟨v, Xᵀt⟩ = ⟨Xv, t⟩``, a sum over rows replaces a sum over features. Both scores must be centred alike.
     """
     leaf = leaves(x)[0]
     if isinstance(leaf, Covariance):
         return None
     b = count(x)
-    # Scores about the batch's mean have been scaled, both of them, and their product is to be scaled once.
+    # Centring has scaled both scores by b / (b - 1); their product needs that factor once.
     return scores, lifted * ((b - 1) / b**2 if isinstance(leaf, Centred) else 1 / b)
 
 
@@ -210,9 +206,8 @@ def squared_norms(x: Tree) -> Any:
     """``|x_r|²`` of every row, summed over the leaves."""
 
     def one(leaf: Any) -> Any:
-        leaf = leaf.rows if isinstance(leaf, Filled) else leaf
         if not isinstance(leaf, Sparse):
-            return (_matrix(leaf) ** 2).sum(1)
+            return (_matrix(_unpadded(leaf)) ** 2).sum(1)
         ones = jnp.ones(leaf.matrix.shape[1], leaf.matrix.dtype)
         squares = jsparse.BCOO((leaf.matrix.data**2, leaf.matrix.indices), shape=leaf.matrix.shape) @ ones
         if leaf.means is None:
@@ -220,7 +215,7 @@ def squared_norms(x: Tree) -> Any:
         cross = ((leaf.matrix @ leaf.means.T) * leaf.weights).sum(1)
         return squares - 2 * cross + ((leaf.weights @ (leaf.means @ leaf.means.T)) * leaf.weights).sum(1)
 
-    return _sum([one(leaf) for leaf in leaves(x)])
+    return reduce(operator.add, map(one, leaves(x)))
 
 
 def trace(x: Tree) -> Any:
@@ -228,25 +223,19 @@ def trace(x: Tree) -> Any:
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, Covariance):
-            return np.trace(leaf.columns[leaf.start : leaf.start + int(np.prod(leaf.shape))])
+            return np.trace(leaf.columns[leaf.span])
         b = count(leaf)
         if not isinstance(leaf, Centred):
             return squared_norms(leaf).sum() / b
         mean = column_sums(leaf.rows, jnp.ones((n_rows(leaf), 1), template(leaf).dtype)) / b
         return (squared_norms(leaf.rows).sum() / b - (mean**2).sum()) * (b / (b - 1))
 
-    return _sum([one(leaf) for leaf in leaves(x)])
-
-
-def dimension(x: Tree) -> int:
-    """The number of features of a view."""
-    sizes = [c.shape if isinstance(c, Covariance) else template(c).shape for c in leaves(x)]
-    return sum(int(np.prod(shape)) for shape in sizes)
+    return reduce(operator.add, map(one, leaves(x)))
 
 
 def ridged(x: Tree, v: Tree, Bv: Tree, ridge: float) -> Tree:
-    """Add the ridge to one view's ``B v``, the product with its second moment."""
-    return players.ridged(v, Bv, ridge, trace(x) / dimension(x)) if ridge else Bv
+    """Add the ridge to ``B v``, where ``B`` is the second moment of one view."""
+    return players.ridged(v, Bv, ridge, trace(x) / players.size(players.take(v, 0, 1))) if ridge else Bv
 
 
 def scale_rows(x: Tree, factor: Any) -> Tree:
@@ -263,7 +252,7 @@ def scale_rows(x: Tree, factor: Any) -> Tree:
 
 
 def dense(x: Tree) -> Tree:
-    """Sparse rows written out; all else as it is."""
+    """Convert sparse rows to dense ones."""
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, Sparse):
@@ -278,8 +267,8 @@ def column_sums(x: Any, weights: jax.Array) -> Any:
     """``weightsᵀ x`` for a ``(b, g)`` array of weights, as a ``(g, ...)`` leaf."""
     if isinstance(x, Sparse):
         return (x.matrix.T @ weights).T
-    x = x.rows if isinstance(x, Filled) else x
-    # In full precision: a mean is subtracted later. As a product because XLA sums down columns slowly on a CPU.
+    x = _unpadded(x)
+    # Full precision, because a mean is subtracted later. A product, because XLA sums columns slowly on a CPU.
     return jnp.matmul(weights.T, _matrix(x), precision="highest").reshape((-1, *x.shape[1:]))
 
 
@@ -296,13 +285,8 @@ def less(x: Tree, weights: jax.Array, means: Tree) -> Tree:
     return map_leaves(one, x, means)
 
 
-def centre_by_batch(x: Tree) -> Tree:
-    """Rows whose second moment is the unbiased covariance about the batch's own mean."""
-    return map_leaves(Centred, x)
-
-
 def start_mean(x: Tree) -> Mean:
-    return Mean(jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), template(x)), jnp.zeros((), jnp.int32))
+    return Mean(players.blank(1, template(x)), jnp.zeros((), jnp.int32))
 
 
 def update_mean(running: Mean, x: Tree) -> Mean:
@@ -321,13 +305,13 @@ def centre_by_mean(x: Tree, running: Mean) -> Tree:
 
 
 def split(batch: Tree, shares: tuple[int, ...]) -> list[Tree]:
-    """Cut a batch into consecutive parts of sizes proportional to ``shares``, no row lost."""
+    """Cut a batch into consecutive parts of sizes proportional to ``shares``; no row is lost."""
     b = n_rows(batch)
-    ends = np.cumsum((0, *shares)) * b // sum(shares)
+    ends = (np.cumsum((0, *shares)) * b // sum(shares)).tolist()
 
     def cut(leaf: Any, lo: int, hi: int) -> Any:
         if isinstance(leaf, Filled):
-            # Parts of parts: there are as many, or a multiple.
+            # The number of padded parts is a multiple of the number of shares.
             each = len(leaf.counts) // len(shares)
             at = lo * len(shares) // b
             return Filled(leaf.rows[lo:hi], leaf.counts[at * each : (at + 1) * each])
@@ -335,25 +319,21 @@ def split(batch: Tree, shares: tuple[int, ...]) -> list[Tree]:
             return leaf[lo:hi]
         return Sparse(leaf.matrix[lo:hi], None if leaf.weights is None else leaf.weights[lo:hi], leaf.means)
 
-    return [
-        map_leaves(lambda leaf, lo=lo, hi=hi: cut(leaf, lo, hi), batch)
-        for lo, hi in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
-    ]
+    return [map_leaves(partial(cut, lo=lo, hi=hi), batch) for lo, hi in pairwise(ends)]
 
 
 def stacked(batch: Tree, m: int) -> Tree | None:
-    """The batch as ``m`` equal parts along a new first axis, without a copy; None where it cannot be cut so."""
+    """The batch as ``m`` equal parts along a new first axis, without a copy; None if that is impossible."""
     if n_rows(batch) % m or any(isinstance(leaf, Sparse) for leaf in leaves(batch)):
         return None
-    # What rows are filled up with is counted for each part.
+    # This also splits the counts of `Filled` rows.
     return jax.tree.map(lambda leaf: leaf.reshape((m, leaf.shape[0] // m, *leaf.shape[1:])), batch)
 
 
 def covariance_view(C: np.ndarray, template: Tree) -> Tree:
-    """A summed second moment of all features as a view shaped like ``template``."""
+    """The second moment of all features as a view shaped like ``template``."""
     items, structure = jax.tree.flatten(template)
-    starts = np.cumsum([0] + [int(np.prod(s.shape)) for s in items]).tolist()
-    return jax.tree.unflatten(
-        structure,
-        [Covariance(C[:, a:b], a, tuple(s.shape)) for a, b, s in zip(starts[:-1], starts[1:], items, strict=True)],
-    )
+    ends = np.cumsum([0] + [math.prod(s.shape) for s in items]).tolist()
+    spans = [slice(*each) for each in pairwise(ends)]
+    columns = [Covariance(C[:, span], span, tuple(s.shape)) for span, s in zip(spans, items, strict=True)]
+    return jax.tree.unflatten(structure, columns)

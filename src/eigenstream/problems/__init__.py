@@ -1,7 +1,4 @@
-"""The problems: what ``A`` and ``B`` are, for `eigenstream.solve`.
-
-Each function returns a frozen problem. Its batches are rows of data; `matrices` has none.
-"""
+"""Problems for `eigenstream.solve`: each function returns a definition of ``A`` and ``B``."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ def pca(*, center: bool | str = True, ridge: float = 0.0) -> PCA:
     Parameters
     ----------
     center : {True, False, "running"}
-        True: each batch less its own mean, divided by ``b - 1``, which is unbiased. ``"running"``: less the running
-        mean, as the paper does. False: the rows are centred already.
+        True: centre each batch by its own mean and divide by ``b - 1``, which is unbiased. ``"running"``: centre by
+        the running mean, as the paper does. False: the rows are centred already.
     ridge : float
         Added to ``B``, relative to its mean eigenvalue.
 
@@ -47,7 +44,7 @@ def cca(*, center: bool | str = True, ridge: float = 0.0) -> CCA:
     center : {True, False, "running"}
         As for `pca`.
     ridge : float
-        Added to each view's covariance, relative to that covariance's mean eigenvalue.
+        Added to the covariance of each view, relative to its mean eigenvalue.
 
     Examples
     --------
@@ -61,7 +58,9 @@ def cca(*, center: bool | str = True, ridge: float = 0.0) -> CCA:
 
 
 def multiview(*, center: bool | str = True, ridge: float = 0.0) -> CCA:
-    """Canonical correlations of two or more views. A batch is ``(X1, X2, ...)``; eigenvalues reach views - 1.
+    """Canonical correlations of two or more views. A batch is ``(X1, X2, ...)``.
+
+    The largest possible eigenvalue is the number of views minus 1.
 
     Parameters
     ----------
@@ -123,8 +122,8 @@ def ica(*, center: bool | str = True, ridge: float = 0.0) -> ICA:
     Parameters
     ----------
     center : {True, False, "running"}
-        Streams are centred by their running mean (a fourth moment about a batch's own mean is biased); an exact
-        solution by the mean of all rows. False: the rows are centred already.
+        True or ``"running"``: a stream is centred by its running mean (a fourth moment about a batch's own mean is
+        biased), an exact solution by the mean of all rows. False: the rows are centred already.
     ridge : float
         Added to ``B``, relative to its mean eigenvalue.
 
@@ -146,15 +145,15 @@ def laplacian(
     n_edges: int | None = None,
     ridge: float = 0.0,
 ) -> Matrices | Edges:
-    """A graph's Laplacian, ``L v = λ D v`` (normalised) or ``L v = λ v``.
+    """Graph Laplacian: ``L v = λ D v`` (normalised) or ``L v = λ v``.
 
     Parameters
     ----------
     graph : array or scipy.sparse matrix, optional
-        The symmetric adjacency. Left out, batches are edges: ``(sources, targets)`` or
-        ``(sources, targets, weights)``, each undirected edge once.
+        The symmetric adjacency. Default: a stream of edges, with batches ``(sources, targets)`` or ``(sources,
+        targets, weights)`` and each undirected edge once.
     normalized : bool
-        Whether ``B`` is the diagonal of degrees or the identity.
+        True: ``B`` is the diagonal matrix of degrees. False: ``B`` is the identity.
     n_nodes : int
         The number of nodes, for a stream of edges.
     n_edges : int

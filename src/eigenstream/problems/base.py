@@ -1,10 +1,10 @@
-"""The contract of a problem: ``A V`` and ``B V`` of one batch, and the sums that an exact solution needs."""
+"""The contract of a problem: estimates of ``A V`` and ``B V`` from a batch, and statistics for an exact solution."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, Self, cast
 
 import jax
@@ -14,16 +14,17 @@ from eigenstream.core import host_batches, players, views
 from eigenstream.core.moments import Summary
 from eigenstream.core.precision import matmul
 from eigenstream.core.types import Tree
-from eigenstream.problems.checks import check_views
+from eigenstream.problems.checks import check_options, check_views
+from eigenstream.problems.statistics import MomentStatistics
 
-#: Factors ``s, t`` with ``V·MVᵀ = Σ s·tᵀ + t·sᵀ``: a sum over rows in place of one over features.
+#: Pairs ``s, t`` with ``V·MVᵀ = Σ s·tᵀ + t·sᵀ``: a sum over rows instead of features.
 Factors = tuple[tuple[jax.Array, jax.Array], ...]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["AV", "BV", "in_A", "in_B"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Products:
-    """``A V`` and ``B V``, each shaped like ``V``, and factors of their inner products with ``V`` if known."""
+    """``A V`` and ``B V``, each shaped like ``V``, and optional factors of their inner products with ``V``."""
 
     AV: Tree
     BV: Tree
@@ -47,7 +48,6 @@ class Products:
         return 2 * sum(s * t for s, t in self.in_B).sum(1)  # type: ignore[union-attr]
 
     def with_sign(self, sign: int) -> Products:
-        """The products of ``sign A`` and ``B``."""
         if sign == 1:
             return self
         in_A = self.in_A and tuple((s, sign * t) for s, t in self.in_A)
@@ -63,17 +63,17 @@ def _gram(factors: Factors | None, V: Tree, MV: Tree) -> jax.Array:
 
 @dataclass(frozen=True)
 class Problem:
-    """Base of all problems; as it stands, one whose batch is a pytree of views and which centres them.
+    """Base of all problems. The defaults serve problems whose batch is a pytree of views to be centred.
 
-    A problem is pure. Host code calls `accept` on what the stream yields. A solver keeps the problem's ``memory`` in
-    its state, updates it by `observe` and asks `estimate` for ``A V`` and ``B V``.
+    A problem is pure. Host code calls `accept` on each batch of the stream. A solver stores the running means
+    (``memory``) in its state, updates them by `observe` and gets ``A V`` and ``B V`` from `estimate`.
     """
 
     _: KW_ONLY
     #: 1, or -1 to solve for ``-A``, whose largest eigenvalues are the smallest of ``A``.
     sign: int = field(default=1, repr=False, metadata={"static": True})
 
-    #: How rows are centred, and the multiple of the mean eigenvalue of ``B`` that is added to it.
+    #: How rows are centred, and the multiple of the mean eigenvalue of ``B`` that is added to its diagonal.
     center = cast("bool | str", False)
     ridge = 0.0
     #: The leading eigenvalues of ``A`` are known to be positive, as the paper's penalties assume.
@@ -82,12 +82,24 @@ class Problem:
     orthonormal = False
     #: The products are exact: there is no sampling noise.
     noiseless = False
-    #: ``n`` rows have at most ``n`` components.
-    rank_of_rows = True
-    #: Batches may be padded with rows of zeros, which `eigenstream.core.views.Filled` counts.
+    #: Batches are rows of features: they have a mean, and ``n`` of them have at most ``n`` components.
+    has_rows = True
+    #: Batches may be padded with zero rows (`eigenstream.core.views.Filled`).
     fills = False
-    #: How many independent parts of a batch ``A`` and ``B`` need.
+    #: The number of independent parts of a batch that ``A`` and ``B`` need.
     shares: ClassVar[tuple[int, int]] = (1, 1)
+
+    def __post_init__(self) -> None:
+        check_options(self.center, self.ridge)
+
+    @property
+    def groups(self) -> int:
+        """The number of different labels; 1 if rows have none."""
+        return 1
+
+    @property
+    def uses_running_mean(self) -> bool:
+        return self.center == "running"
 
     @property
     def promises_positive(self) -> bool:
@@ -95,70 +107,69 @@ class Problem:
         return self.sign > 0 and self.positive
 
     def with_sign(self, sign: int) -> Self:
-        """The same problem with ``sign A`` in the place of ``A``."""
+        """The same problem for ``sign A``."""
         return replace(self, sign=sign)
 
     def accept(self, batch: Tree) -> Tree:
-        """Check a batch on the host and bring it to its canonical form; raise a `ValueError` that names the cure."""
+        """Check a batch on the host and convert it to its canonical form."""
         return check_views(batch)
 
+    def split(self, batch: Tree) -> tuple[Tree, Any]:
+        """The rows of a batch, and their labels or None."""
+        return batch, None
+
+    def join(self, rows: Tree, labels: Any) -> Tree:
+        """The inverse of `split`."""
+        return rows
+
     def pilot(self, batch: Tree) -> Tree | None:
-        """A point near the rows' mean to subtract from every row before float32 rounds them; None if it is near 0."""
-        return host_batches.pilot(batch) if self.center else None
+        """A point near the mean to subtract from every row, which saves float32 digits; None if it is near 0."""
+        return host_batches.pilot(self.split(batch)[0]) if self.center else None
 
     def less_pilot(self, batch: Tree, point: Tree) -> Tree:
-        return host_batches.less_pilot(batch, point)
-
-    def features(self, batch: Tree) -> Tree:
-        """The rows of a batch, without labels."""
-        return batch
-
-    def with_features(self, batch: Tree, x: Tree) -> Tree:
-        """The batch with ``x`` in the place of its rows."""
-        return x
+        rows, labels = self.split(batch)
+        return self.join(host_batches.less_pilot(rows, point), labels)
 
     def template(self, batch: Tree) -> Tree:
         """Shape and dtype of one player."""
-        return views.template(batch)
+        return views.template(self.split(batch)[0])
 
     def start(self, batch: Tree) -> Tree:
         """The running means before the first batch."""
-        return views.start_mean(batch) if self.center == "running" else ()
+        return views.start_mean(batch) if self.uses_running_mean else ()
 
     def observe(self, memory: Tree, batch: Tree) -> Tree:
         """Update the running means with a batch."""
-        return views.update_mean(memory, batch) if self.center == "running" else memory
+        return views.update_mean(memory, batch) if self.uses_running_mean else memory
 
     def start_summary(self, template: Tree) -> Summary | None:
         """An empty summary of rows; None if rows have no mean."""
-        return Summary.empty(template)
+        return Summary.empty(template, self.groups) if self.has_rows else None
 
-    def summarise(self, summary: Summary, batch: Tree) -> Summary:
-        """Add a host batch to a summary."""
-        return summary.add(batch)
+    def centred(self, memory: Tree, rows: Tree) -> Tree:
+        if self.uses_running_mean:
+            return views.centre_by_mean(rows, memory)
+        return views.map_leaves(views.Centred, rows) if self.center else rows
 
     def rows(self, memory: Tree, *parts: Tree) -> Tree:
-        """The centred rows that `products` takes; several parts if factors within ``A`` must be independent."""
-        (batch,) = parts
-        if self.center == "running":
-            return views.centre_by_mean(batch, memory)
-        return views.centre_by_batch(batch) if self.center else batch
+        """The rows that `products` takes; several parts if factors within ``A`` must be independent."""
+        return self.centred(memory, *parts)
 
     def products(self, x: Tree, V: Tree) -> Products:
-        """``A V`` and ``B V`` from rows, or from their covariance."""
+        """``A V`` and ``B V`` from `rows`, or from statistics in place of rows."""
         raise NotImplementedError
 
-    # What the accelerated game asks beside the products.
+    # The accelerated game uses these methods.
 
     def for_game(self, averaged: bool = False) -> Problem:
-        """The same problem centred by the running mean: a batch's own mean would cost one row in each batch.
+        """The same problem centred by the running mean: centring each batch costs one degree of freedom per batch.
 
-        ``averaged``: the products are a plain mean over all rows, so estimates must be unbiased from the first on.
+        ``averaged``: the products are averaged over all batches, so each estimate must be unbiased.
         """
         return replace(self, center="running") if self.center is True else self  # type: ignore[call-arg]
 
     def blocks(self, V: Tree) -> tuple[Tree, ...]:
-        """The parts of a player, one for each diagonal block of ``B``."""
+        """A tree cut into one part for each diagonal block of ``B``."""
         return (V,)
 
     def joined(self, parts: tuple[Tree, ...]) -> Tree:
@@ -166,8 +177,8 @@ class Problem:
         return parts[0]
 
     def metric_rows(self, memory: Tree, batch: Tree) -> tuple[Tree, ...]:
-        """For each block of ``B`` the rows whose second moment it is."""
-        return (self.rows(memory, batch),)
+        """For each diagonal block of ``B``, rows with that second moment."""
+        return self.blocks(self.centred(memory, batch))
 
     @property
     def diagonal_only(self) -> bool:
@@ -176,12 +187,13 @@ class Problem:
 
     def diagonal(self, memory: Tree, batch: Tree) -> Tree:
         """The diagonal of ``B``, shaped like a player, if ``B`` is diagonal or given."""
-        return jax.tree.map(lambda s: jnp.full(s.shape, 1 + self.ridge, s.dtype), self.template(batch))
+        ones = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), self.template(batch))
+        return players.ridged(ones, ones, self.ridge, 1.0)
 
     def estimate(self, memory: Tree, batch: Tree, V: Tree, independent: bool) -> list[tuple[Products, Products]]:
         """Pairs (p, q): use ``p.AV`` for ``sign A`` and ``q.BV`` for ``B``, and average the directions.
 
-        With ``independent``, p and q share no row. The parts of the batch take turns, so every row serves both.
+        With ``independent``, p and q share no row. The parts of the batch are rotated, so that each is used for both.
         """
 
         def products(*parts: Tree) -> Products:
@@ -190,24 +202,22 @@ class Problem:
         if not independent:
             whole = products(batch)
             return [(whole, whole)]
-        for_a, m = self.shares[0], sum(self.shares)
-        stack = views.stacked(batch, m)
-        if for_a == 1 and stack is not None:
-            # One batched product reads the rows in place; slices would be copies.
+        parts_of_A, m = self.shares[0], sum(self.shares)
+        stack = views.stacked(batch, m) if parts_of_A == 1 else None
+        if stack is not None:
+            # One batched product reads the rows in place; slices would copy them.
             both = jax.vmap(products)(stack)
-            single = [jax.tree.map(lambda leaf, r=r: leaf[r], both) for r in range(m)]
+            for_A = for_B = [jax.tree.map(operator.itemgetter(r), both) for r in range(m)]
         else:
             parts = views.split(batch, (1,) * m)
-            single = [products(part) for part in parts]
-
-        def first(r: int) -> Products:
-            return single[r] if for_a == 1 else products(*(parts[(r + i) % m] for i in range(for_a)))
-
-        return [(first(r), single[(r + for_a) % m]) for r in range(m)]
+            for_A = for_B = [products(part) for part in parts]
+            if parts_of_A > 1:
+                for_A = [products(*(parts[(r + i) % m] for i in range(parts_of_A))) for r in range(m)]
+        return [(for_A[r], for_B[(r + parts_of_A) % m]) for r in range(m)]
 
     def fewest_rows(self, independent: bool) -> int:
         """The smallest batch that `estimate` can use."""
-        least = 2 if self.center is True else 1
+        least = 2 if self.center and not self.uses_running_mean else 1
         return least * sum(self.shares) if independent else least
 
     def most_components(self, sizes: list[int]) -> int:
@@ -215,9 +225,13 @@ class Problem:
         return sum(sizes)
 
     def statistics_bytes(self, d: int) -> int:
-        """The peak memory of an exact solution: about fifteen d×d arrays, as measured."""
+        """The peak memory of an exact solution: about fifteen d×d arrays (measured)."""
         return 15 * 8 * d * d
 
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
-        """An empty accumulator of the sums behind the exact ``A`` and ``B``; ``repeatable``: rows can be read twice."""
-        raise NotImplementedError
+        """Empty statistics for an exact solution; ``repeatable``: the rows can be read twice."""
+        return MomentStatistics.empty(self, batch)
+
+    def from_moments(self, statistics: MomentStatistics) -> Tree:
+        """The argument of `products` in place of rows."""
+        return views.covariance_view(statistics.covariance(), statistics.template)

@@ -15,13 +15,8 @@ from eigenstream.core.types import Tree
 
 
 def view_sizes(template: Tree) -> list[int]:
-    """The dimension of every view: of the parts of a tuple, or of the whole."""
+    """The dimensions of the views of a tuple; anything else is one view."""
     return [players.size(view) for view in template] if isinstance(template, tuple) else [players.size(template)]
-
-
-def static(cls: type) -> type:
-    """Register a problem without arrays as a pytree that is all structure."""
-    return jax.tree_util.register_static(cls)
 
 
 def check_options(center: Any, ridge: float) -> None:
@@ -32,7 +27,7 @@ def check_options(center: Any, ridge: float) -> None:
 
 
 def check_rows(x: Any, name: str) -> Any:
-    """One leaf of rows as a float array or a float CSR matrix, checked."""
+    """Check one leaf and convert it to a float array or a float CSR matrix."""
     if isinstance(x, jsparse.BCOO):
         x = scipy.sparse.coo_matrix((x.data, np.asarray(x.indices).T), shape=x.shape)
     if scipy.sparse.issparse(x):
@@ -47,45 +42,43 @@ def check_rows(x: Any, name: str) -> Any:
 
 
 def _from_dlpack(x: Any) -> Any:
-    """Another library's tensor where it lies: as a NumPy array on the host, as a JAX array on a device."""
+    """A tensor of another library, without a copy: a NumPy array if it is on the host, else a JAX array."""
     x = x.detach() if hasattr(x, "detach") else x
     on_host = int(x.__dlpack_device__()[0]) == 1
     try:
         return np.from_dlpack(x) if on_host else jnp.from_dlpack(x)
     except (BufferError, RuntimeError):
-        # Types that NumPy has no name for, bfloat16 among them.
+        # NumPy has no such dtype (bfloat16, for instance).
         return jnp.from_dlpack(x)
 
 
 def _float_for(dtype: Any) -> Any:
-    """The float type that holds a real type's values: float32 or float64."""
+    """float32 or float64, whichever holds the values of a real dtype."""
     if dtype.kind in "biu":
         return np.dtype(np.float32 if dtype.itemsize <= 2 else np.float64)
-    # JAX's own small floats, bfloat16 among them, are of kind "V" to NumPy.
+    # NumPy gives bfloat16 and other JAX dtypes the kind "V".
     return np.dtype(np.float32 if dtype.itemsize <= 4 else np.float64)
 
 
 def check_finite(batch: Tree) -> None:
-    """Refuse host rows with NaN or infinity. A device array is not read back: the step that meets one fails."""
-    for path, x in _leaves_with_path(batch):
+    """Raise if host rows hold NaN or infinity. Device arrays are not read back: the step fails instead."""
+    for path, x in _flattened(batch)[0]:
         values = x.data if scipy.sparse.issparse(x) else x
-        # The sum is finite if all are, and costs less than asking each.
+        # The sum is a cheap first test: it is finite only if all values are.
         if isinstance(values, np.ndarray) and not np.isfinite(values.sum()) and not np.isfinite(values).all():
             name = f"batch{jax.tree_util.keystr(path)}"
             where = "" if scipy.sparse.issparse(x) else f", first in its row {np.argwhere(~np.isfinite(x))[0][0]}"
             raise ValueError(f"{name} holds NaN or infinity{where}: drop or impute those rows before they are streamed")
 
 
-def _leaves_with_path(batch: Tree) -> list[Any]:
-    def is_leaf(x: Any) -> bool:
-        return not isinstance(x, list | tuple | dict)
-
-    return jax.tree_util.tree_flatten_with_path(batch, is_leaf=is_leaf)[0]
+def _flattened(batch: Tree) -> tuple[list[Any], Any]:
+    """Leaves with their paths, and the structure. Every object that is no list, tuple or dict is a leaf."""
+    return jax.tree_util.tree_flatten_with_path(batch, is_leaf=lambda x: not isinstance(x, list | tuple | dict))
 
 
 def check_views(batch: Tree) -> Tree:
-    """Every leaf checked, and all of the same number of rows."""
-    paths = _leaves_with_path(batch)
+    """Check every leaf, and that all have the same number of rows."""
+    paths, structure = _flattened(batch)
     if not paths:
         raise ValueError("the batch holds no array: give rows by features")
     named = [(f"batch{jax.tree_util.keystr(path)}", x) for path, x in paths]
@@ -95,5 +88,4 @@ def check_views(batch: Tree) -> Tree:
         raise ValueError(f"the views have unequal numbers of rows, {lengths}: row r of each must be the same sample")
     if not next(iter(lengths.values())):
         raise ValueError("the batch has no rows: leave empty batches out of the stream")
-    structure = jax.tree.structure(batch, is_leaf=lambda x: not isinstance(x, list | tuple | dict))
     return jax.tree.unflatten(structure, checked)

@@ -1,23 +1,20 @@
-"""PCA, CCA of any number of views, and PLS: problems of second moments."""
+"""PCA, CCA of two or more views, and PLS: problems of second moments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
-from eigenstream.core import host_batches, players, views
-from eigenstream.core.moments import Moments, Summary
+from eigenstream.core import players, views
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Factors, Problem, Products
-from eigenstream.problems.checks import check_options, check_views, static
+from eigenstream.problems.checks import check_views
 
 
-@static
+@jax.tree_util.register_static
 @dataclass(frozen=True)
 class PCA(Problem):
     """``A = E[x xᵀ]``, ``B = I``."""
@@ -28,34 +25,25 @@ class PCA(Problem):
     orthonormal = True
     fills = True
 
-    def __post_init__(self) -> None:
-        check_options(self.center, self.ridge)
-
     def products(self, x: Tree, V: Tree) -> Products:
         scores = views.project(x, V)
         BV = players.ridged(V, V, self.ridge, 1.0)
         return Products(views.lift(x, scores), BV, _factors([x], [scores], [scores / 2]))
 
-    def statistics(self, batch: Tree, repeatable: bool) -> ViewStatistics:
-        return ViewStatistics.empty(self, batch)
 
-
-@static
+@jax.tree_util.register_static
 @dataclass(frozen=True)
 class CCA(Problem):
-    """``A``: the covariances between different views; ``B``: those within each view."""
+    """``A``: the covariances between different views; ``B``: the covariances within each view."""
 
     views: int | None = None
     center: bool | str = True
     ridge: float = 0.0
     fills = True
 
-    def __post_init__(self) -> None:
-        check_options(self.center, self.ridge)
-
     @property
     def positive(self) -> bool:  # type: ignore[override]
-        # With two views the eigenvalues are ±ρ, so the leading min(dx, dy) are not negative.
+        # With two views the eigenvalues are ±ρ, so min(dx, dy) of them are not negative.
         return self.views == 2
 
     def accept(self, batch: Tree) -> Tree:
@@ -65,7 +53,7 @@ class CCA(Problem):
         scores = [views.project(xi, vi) for xi, vi in zip(x, V, strict=True)]
         total = sum(scores[1:], start=scores[0])
         AV, BV = zip(*(views.lift_both(xi, total - s, s) for xi, s in zip(x, scores, strict=True)), strict=True)
-        # Each pair of views once: a view's scores with those of all views after it.
+        # Count each pair of views once: multiply a view's scores by the summed scores of all later views.
         after = [sum(scores[i + 2 :], start=scores[i + 1]) for i in range(len(scores) - 1)]
         return Products(
             AV,
@@ -78,19 +66,13 @@ class CCA(Problem):
         return tuple(V)
 
     def joined(self, parts: tuple[Tree, ...]) -> Tree:
-        return tuple(parts)
-
-    def metric_rows(self, memory: Tree, batch: Tree) -> tuple[Tree, ...]:
-        return tuple(self.rows(memory, batch))
+        return parts
 
     def most_components(self, sizes: list[int]) -> int:
         return most_of_views(sizes)
 
-    def statistics(self, batch: Tree, repeatable: bool) -> ViewStatistics:
-        return ViewStatistics.empty(self, batch)
 
-
-@static
+@jax.tree_util.register_static
 @dataclass(frozen=True)
 class PLS(Problem):
     """``A = [[0, Cxy], [Cyx, 0]]``, ``B = I``."""
@@ -101,9 +83,6 @@ class PLS(Problem):
     orthonormal = True
     fills = True
 
-    def __post_init__(self) -> None:
-        check_options(self.center, self.ridge)
-
     def accept(self, batch: Tree) -> Tree:
         return accept_views(batch, 2)
 
@@ -113,9 +92,6 @@ class PLS(Problem):
 
     def most_components(self, sizes: list[int]) -> int:
         return most_of_views(sizes)
-
-    def statistics(self, batch: Tree, repeatable: bool) -> ViewStatistics:
-        return ViewStatistics.empty(self, batch)
 
 
 def _factors(x: Sequence[Tree], scores: list[Any], lifted: list[Any]) -> Factors | None:
@@ -131,40 +107,5 @@ def accept_views(batch: Tree, views: int | None) -> Tree:
 
 
 def most_of_views(sizes: list[int]) -> int:
-    """Two views have min(dx, dy) eigenvalues that are not negative; with more views all eigenvalues count."""
+    """For two views, the number of eigenvalues that are not negative; for more views, of all eigenvalues."""
     return min(sizes) if len(sizes) == 2 else sum(sizes)
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["moments"], meta_fields=["problem", "template"])
-@dataclass(frozen=True)
-class ViewStatistics:
-    """The second moments of all views side by side."""
-
-    problem: Problem
-    template: Tree
-    moments: Moments
-
-    @classmethod
-    def empty(cls, problem: Problem, batch: Tree) -> ViewStatistics:
-        template = problem.template(batch)
-        return cls(problem, template, Moments.empty(players.size(template)))
-
-    def add(self, batch: Tree) -> ViewStatistics:
-        # With B = I nothing is divided by a variance, so products in the rows' own precision suffice.
-        wide = not self.problem.orthonormal
-        return replace(self, moments=self.moments.add(host_batches.dense_parts(batch), wide=wide))
-
-    def faded(self, factor: float) -> ViewStatistics:
-        return replace(self, moments=self.moments.faded(factor))
-
-    def again(self) -> None:
-        """One pass is enough."""
-
-    def covariance(self) -> np.ndarray:
-        return self.moments.covariance() if self.problem.center else self.moments.second_moment()
-
-    def operands(self) -> Tree:
-        return views.covariance_view(self.covariance(), self.template)
-
-    def summary(self) -> Summary:
-        return Summary.of_moments(self.moments, self.template)

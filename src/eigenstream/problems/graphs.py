@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,31 +14,30 @@ from scipy.sparse import csgraph
 from eigenstream.core import players, views
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem, Products
-from eigenstream.problems.checks import check_options, static
 from eigenstream.problems.matrices import Operands
+from eigenstream.problems.statistics import Statistics
 
 
-@static
+@jax.tree_util.register_static
 @dataclass(frozen=True)
 class Edges(Problem):
     """``A = Σ w (e_i - e_j)(e_i - e_j)ᵀ``; ``B`` is the diagonal of degrees if normalised, else the identity.
 
-    A batch estimates the mean over edges. With ``B`` the degrees the eigenvalues do not depend on the number of edges;
-    with ``B = I`` they do, and ``n_edges`` restores it.
+    A batch estimates the mean over edges. If ``B`` holds the degrees, the eigenvalues do not depend on the number of
+    edges. If ``B = I``, they are proportional to it, and the estimate is multiplied by ``n_edges``.
     """
 
     n_nodes: int
     normalized: bool = True
     n_edges: int | None = None
     ridge: float = 0.0
-    #: Whether degrees are those of all edges so far, rather than of a batch's own.
+    #: Take degrees from all edges so far instead of one batch.
     running: bool = False
-    center = False
-    positive = True
-    rank_of_rows = False
+    positive = diagonal_only = True
+    has_rows = False
 
     def __post_init__(self) -> None:
-        check_options(self.center, self.ridge)
+        super().__post_init__()
         if not self.normalized and self.n_edges is None:
             raise ValueError("n_edges is needed for the plain Laplacian of a stream: its eigenvalues grow with it")
 
@@ -68,15 +66,12 @@ class Edges(Problem):
     def template(self, batch: Tree) -> Tree:
         return jax.ShapeDtypeStruct((self.n_nodes,), jax.dtypes.canonicalize_dtype(batch[2].dtype))
 
-    def features(self, batch: Tree) -> Tree:
-        """None: the nodes of an edge have no size."""
-        return ()
+    def split(self, batch: Tree) -> tuple[Tree, Any]:
+        """An edge has no features."""
+        return (), batch
 
-    def with_features(self, batch: Tree, x: Tree) -> Tree:
-        return batch
-
-    def start_summary(self, template: Tree) -> None:
-        """There are no rows to have a mean."""
+    def join(self, rows: Tree, labels: Any) -> Tree:
+        return labels
 
     def start(self, batch: Tree) -> Tree:
         zero = jnp.zeros(self.n_nodes, jax.dtypes.canonicalize_dtype(batch[2].dtype))
@@ -112,10 +107,8 @@ class Edges(Problem):
         return players.ridged(jnp.ones_like(degrees), degrees, self.ridge, degrees.mean())
 
     def for_game(self, averaged: bool = False) -> Edges:
-        # The mean of batches' own Laplacians is that of all edges; degrees on the way to theirs would leave it behind.
+        # The mean of the batches' Laplacians is the Laplacian of all edges only if each has the degrees of its batch.
         return self if averaged else replace(self, running=True)
-
-    diagonal_only = True
 
     def diagonal(self, memory: Tree, batch: Tree) -> jax.Array:
         return self._metric(self._degrees(batch))
@@ -125,15 +118,14 @@ class Edges(Problem):
 
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
         W = scipy.sparse.csr_matrix((self.n_nodes, self.n_nodes))
-        return EdgeStatistics(self, W.data, W.indices, W.indptr, 0)
+        return EdgeStatistics(self, self.template(batch), W.data, W.indices, W.indptr, 0)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["data", "indices", "indptr", "count"], meta_fields=["problem"])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class EdgeStatistics:
-    """The summed adjacency, in compressed sparse rows."""
+class EdgeStatistics(Statistics):
+    """The summed adjacency in CSR format."""
 
-    problem: Edges
     data: np.ndarray
     indices: np.ndarray
     indptr: np.ndarray
@@ -144,29 +136,21 @@ class EdgeStatistics:
         return scipy.sparse.csr_matrix((self.data, self.indices, self.indptr), shape=(n, n))
 
     def add(self, batch: Tree) -> EdgeStatistics:
-        i, j, w = batch
-        n = self.problem.n_nodes
-        W = self.adjacency() + scipy.sparse.coo_matrix((w.astype(np.float64), (i, j)), shape=(n, n)).tocsr()
-        return EdgeStatistics(self.problem, W.data, W.indices, W.indptr, self.count + len(i))
-
-    def again(self) -> None:
-        """One pass is enough."""
+        (i, j, w), W = batch, self.adjacency()
+        W = W + scipy.sparse.coo_matrix((w.astype(np.float64), (i, j)), shape=W.shape).tocsr()
+        return replace(self, data=W.data, indices=W.indices, indptr=W.indptr, count=self.count + len(i))
 
     def operands(self) -> Operands:
-        # The whole graph has been seen, so without n_edges the degrees are its own rather than those of a mean edge.
+        # All edges have been summed, so without n_edges the degrees are those of the graph, not the mean over edges.
         scale = 1.0 if self.problem.n_edges is None else self.problem.n_edges / self.count
         W = self.adjacency()
         return laplacian_pair((W + W.T) * scale, self.problem.normalized, self.problem.ridge)
 
-    def summary(self) -> None:
-        """Nodes have no mean."""
-
 
 def laplacian_pair(W: Any, normalized: bool, ridge: float) -> Operands:
-    """``L = D - W`` and, for the normalised problem, ``D``, of a symmetric adjacency; sparse in, sparse out."""
+    """``L = D - W`` of a symmetric adjacency, dense or sparse, and ``D`` for the normalised problem."""
     L, degrees = csgraph.laplacian(W.astype(np.float64), return_diag=True)
-    if not normalized:
-        degrees = np.ones_like(degrees)
+    degrees = degrees if normalized else np.ones_like(degrees)
     degrees = players.ridged(np.ones_like(degrees), degrees, ridge, degrees.mean())
     if not (degrees > 0).all():
         lonely = np.flatnonzero(degrees <= 0)[:5].tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -13,53 +13,41 @@ from eigenstream.core import host_batches, players, views
 from eigenstream.core.moments import Summary, blocks
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem, Products
-from eigenstream.problems.checks import check_options, static
+from eigenstream.problems.statistics import Statistics
 
-#: Largest dimension whose third-moment tensor (16 MB at 128) a single centred pass keeps.
+#: The largest dimension for one centred pass, which stores a d³ tensor (16 MB at 128).
 SINGLE_PASS_DIMENSION = 128
-#: Largest dimension whose third moments are quicker to sum than the rows are to read twice.
+#: The largest dimension for which summing third moments is faster than reading the rows twice.
 CHEAP_DIMENSION = 16
 
 
 class Fourth(NamedTuple):
-    """Rows ``|x| x``, of second moment ``E[|x|² x xᵀ]``, and rows for the two factors of ``tr(B) B`` and ``B²``."""
+    """Rows ``|x| x``, whose second moment is ``E[|x|² x xᵀ]``, and rows for both factors of ``tr(B) B`` and ``B²``."""
 
     weighted: list[Tree]
     first: Tree
     second: Tree
 
 
-@static
+@jax.tree_util.register_static
 @dataclass(frozen=True)
 class ICA(Problem):
     """``A = E[|x|² x xᵀ] - tr(B) B - 2 B²``, ``B = E[x xᵀ]`` (Parra and Sajda, 2003)."""
 
     center: bool | str = True
     ridge: float = 0.0
-    #: Two parts for the two factors within ``A`` and a third for ``B``.
+    #: Two parts for the two factors within ``A``, a third for ``B``.
     shares = (2, 1)
 
-    def __post_init__(self) -> None:
-        check_options(self.center, self.ridge)
-
-    # A fourth moment about a batch's own mean is biased by more than a factor, so streams are centred by the running
-    # mean whenever they are centred.
-    def start(self, batch: Tree) -> Tree:
-        return views.start_mean(batch) if self.center else ()
-
-    def observe(self, memory: Tree, batch: Tree) -> Tree:
-        return views.update_mean(memory, batch) if self.center else memory
+    @property
+    def uses_running_mean(self) -> bool:
+        # A fourth moment about a batch's own mean is biased, and no single factor corrects it.
+        return bool(self.center)
 
     def rows(self, memory: Tree, *parts: Tree) -> Fourth:
-        centred = [views.centre_by_mean(x, memory) if self.center else x for x in parts]
+        centred = [self.centred(memory, x) for x in parts]
         weighted = [views.scale_rows(x, views.squared_norms(x) ** 0.5) for x in centred]
         return Fourth(weighted, centred[0], centred[-1])
-
-    def for_game(self, averaged: bool = False) -> ICA:
-        return self
-
-    def metric_rows(self, memory: Tree, batch: Tree) -> tuple[Tree, ...]:
-        return (views.centre_by_mean(batch, memory) if self.center else batch,)
 
     def products(self, x: Fourth, V: Tree) -> Products:
         fourths = [views.lift(w, views.project(w, V)) for w in x.weighted]
@@ -69,40 +57,37 @@ class ICA(Problem):
         gaussian = players.add(players.scale(views.trace(x.first), CV), players.scale(2.0, CCV))
         return Products(players.subtract(fourth, gaussian), views.ridged(x.second, V, CV, self.ridge))
 
-    def fewest_rows(self, independent: bool) -> int:
-        return sum(self.shares) if independent else 1
-
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
         template = self.template(batch)
         d = players.size(template)
         if not self.center:
-            return FourthStatistics.about(np.zeros(d), template)
-        # Third moments cost n d³ but leave nothing fixed, so that more rows can always be added.
+            return FourthStatistics.about(self, template, np.zeros(d))
+        # Third moments cost n d³, but more rows can be added at any time.
         if repeatable and d > CHEAP_DIMENSION:
-            return MeanFirst(template, np.zeros(d), 0)
+            return MeanFirst(self, template, np.zeros(d), 0)
         if d > SINGLE_PASS_DIMENSION:
             raise ValueError(
                 f"centred ICA of {d} features in a single pass needs a tensor of {d}³ numbers (the limit is "
                 f"{SINGLE_PASS_DIMENSION}): give batches that can be read twice, or centred rows and center=False"
             )
-        return ThirdStatistics.empty(template)
+        zeros = [np.zeros((d,) * power) for power in (1, 1, 2, 3, 2)]
+        return ThirdStatistics(self, template, 0, *zeros)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["mean", "n", "second", "fourth"], meta_fields=["template"])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class FourthStatistics:
+class FourthStatistics(Statistics):
     """Sums of ``|x|² x xᵀ`` and ``x xᵀ`` about a known mean."""
 
-    template: Tree
     mean: np.ndarray
     n: int
     second: np.ndarray
     fourth: np.ndarray
 
     @classmethod
-    def about(cls, mean: np.ndarray, template: Tree) -> FourthStatistics:
+    def about(cls, problem: ICA, template: Tree, mean: np.ndarray) -> FourthStatistics:
         d = len(mean)
-        return cls(template, mean, 0, np.zeros((d, d)), np.zeros((d, d)))
+        return cls(problem, template, mean, 0, np.zeros((d, d)), np.zeros((d, d)))
 
     def add(self, batch: Tree) -> FourthStatistics:
         n, second, fourth = self.n, self.second, self.fourth
@@ -114,9 +99,6 @@ class FourthStatistics:
             fourth = fourth + weighted.T @ weighted
         return replace(self, n=n, second=second, fourth=fourth)
 
-    def again(self) -> None:
-        """The mean is known: one pass is enough."""
-
     def operands(self) -> Fourth:
         fourth, second = (views.covariance_view(m / self.n, self.template) for m in (self.fourth, self.second))
         return Fourth([fourth], second, second)
@@ -125,12 +107,11 @@ class FourthStatistics:
         return Summary.of_one_group(self.n, self.mean, np.trace(self.second), self.template)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["mean", "n"], meta_fields=["template"])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class MeanFirst:
-    """The first of two passes, for the mean alone."""
+class MeanFirst(Statistics):
+    """The mean, from the first of two passes."""
 
-    template: Tree
     mean: np.ndarray
     n: int
 
@@ -140,30 +121,20 @@ class MeanFirst:
         return replace(self, n=self.n + count, mean=self.mean + (sums - count * self.mean) / (self.n + count))
 
     def again(self) -> FourthStatistics:
-        return FourthStatistics.about(self.mean, self.template)
+        return FourthStatistics.about(self.problem, self.template, self.mean)
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["n", "pilot", "first", "second", "third", "fourth"],
-    meta_fields=["template"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class ThirdStatistics:
-    """Raw moments up to the fourth about a pilot point, from which the centred fourth follows in one pass."""
+class ThirdStatistics(Statistics):
+    """Raw moments up to the fourth about a pilot, which determine the centred fourth moment in one pass."""
 
-    template: Tree
     n: int
     pilot: np.ndarray
     first: np.ndarray
     second: np.ndarray
     third: np.ndarray
     fourth: np.ndarray
-
-    @classmethod
-    def empty(cls, template: Tree) -> ThirdStatistics:
-        d = players.size(template)
-        return cls(template, 0, np.zeros(d), np.zeros(d), np.zeros((d, d)), np.zeros((d, d, d)), np.zeros((d, d)))
 
     def add(self, batch: Tree) -> ThirdStatistics:
         n, pilot, first, second, third, fourth = self.n, self.pilot, self.first, self.second, self.third, self.fourth
@@ -176,10 +147,7 @@ class ThirdStatistics:
             for piece in np.array_split(z, -(-len(z) // 256)):
                 pairs = (piece[:, :, None] * piece[:, None, :]).reshape(len(piece), -1)
                 third = third + (pairs.T @ piece).reshape(d, d, d)
-        return ThirdStatistics(self.template, n, pilot, first, second, third, fourth)
-
-    def again(self) -> None:
-        """The third moments stand in for a second pass."""
+        return replace(self, n=n, pilot=pilot, first=first, second=second, third=third, fourth=fourth)
 
     def summary(self) -> Summary:
         m = self.first / self.n
@@ -187,7 +155,7 @@ class ThirdStatistics:
         return Summary.of_one_group(self.n, self.pilot + m, scatter, self.template)
 
     def operands(self) -> Fourth:
-        """Expand ``E[|z-m|² (z-m)(z-m)ᵀ]`` in moments of ``z``, the rows less the pilot, whose mean is ``m``."""
+        """Expand ``E[|z-m|² (z-m)(z-m)ᵀ]`` in moments of ``z``, the rows minus the pilot, and their mean ``m``."""
         m, S, Q, T = (s / self.n for s in (self.first, self.second, self.fourth, self.third))
         t, Sm, mm = np.einsum("iij->j", T), S @ m, np.outer(m, m)
         inner = Q - np.outer(t, m) - np.outer(m, t) + np.trace(S) * mm

@@ -1,4 +1,4 @@
-"""Explicit matrices and matrix-vector products as a problem without data."""
+"""Problems without data: explicit matrices and matrix-vector products."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jax.experimental import sparse as jsparse
 from eigenstream.core import players
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem, Products
-from eigenstream.problems.checks import check_options
+from eigenstream.problems.statistics import Statistics
 
 
 class Operands(NamedTuple):
-    """``A`` and ``B`` as a user or a statistic gives them; ``B`` of None is the identity."""
+    """``A`` and ``B`` on the host; a ``B`` of None is the identity."""
 
     A: Any
     B: Any = None
@@ -29,7 +29,7 @@ class Operands(NamedTuple):
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Matvec:
-    """A JAX function of one vector and the dimension it works in, in the place of a matrix."""
+    """A JAX function of one vector, used like a square matrix of ``size`` rows."""
 
     function: Callable[[Any], Any]
     size: int
@@ -47,7 +47,7 @@ class Matvec:
 
 
 class _Given:
-    """The operands themselves, compared by identity: a host solver takes them from here, uncopied."""
+    """The operands as given, for solvers on the host. Compared by identity, so that JAX can hash the problem."""
 
     def __init__(self, operands: Operands):
         self.operands = operands
@@ -56,15 +56,14 @@ class _Given:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Matrices(Problem):
-    """``A`` and ``B`` given once and for all: every step sees the whole problem."""
+    """Given ``A`` and ``B``: the products of every step are exact."""
 
     A: Any
     B: Any
     given: _Given = field(metadata={"static": True})
     ridge: float = field(default=0.0, metadata={"static": True})
-    center = False
     noiseless = True
-    rank_of_rows = False
+    has_rows = False
 
     @property
     def orthonormal(self) -> bool:  # type: ignore[override]
@@ -77,9 +76,6 @@ class Matrices(Problem):
     def template(self, batch: Tree) -> Tree:
         return jax.ShapeDtypeStruct((self.A.shape[0],), jax.dtypes.canonicalize_dtype(self.A.dtype))
 
-    def start_summary(self, template: Tree) -> None:
-        """There are no rows to have a mean."""
-
     def products(self, x: Tree, V: Tree) -> Products:
         AV = (self.A @ V.T).T
         BV = V if self.B is None else (self.B @ V.T).T
@@ -88,7 +84,7 @@ class Matrices(Problem):
 
     def diagonal(self, memory: Tree, batch: Tree) -> jax.Array:
         if self.B is None:
-            return jnp.full(self.A.shape[0], 1 + self.ridge, jax.dtypes.canonicalize_dtype(self.A.dtype))
+            return super().diagonal(memory, batch)
         if isinstance(self.B, jsparse.BCOO):
             rows, columns = self.B.indices[:, 0], self.B.indices[:, 1]
             return jnp.zeros(self.B.shape[0], self.B.dtype).at[rows].add(jnp.where(rows == columns, self.B.data, 0))
@@ -107,23 +103,14 @@ class Matrices(Problem):
         return 0
 
     def statistics(self, batch: Tree, repeatable: bool) -> MatrixStatistics:
-        return MatrixStatistics(self)
+        return MatrixStatistics(self, self.template(batch))
 
 
-class MatrixStatistics:
-    """Nothing to sum: the operands are the statistics."""
-
-    def __init__(self, problem: Matrices):
-        self.problem = problem
+class MatrixStatistics(Statistics):
+    """There is nothing to sum: the operands are given."""
 
     def add(self, batch: Tree) -> MatrixStatistics:
         return self
-
-    def again(self) -> None:
-        """No pass is needed."""
-
-    def summary(self) -> None:
-        """There are no rows."""
 
     def operands(self) -> Operands:
         A, B = self.problem.given.operands
@@ -136,16 +123,16 @@ class MatrixStatistics:
 
 
 def matrices(A: Any, B: Any = None, *, size: int | None = None, ridge: float = 0.0) -> Matrices:
-    """``A v = λ B v`` for matrices that are given: dense, sparse, linear operators or functions.
+    """``A v = λ B v`` for given matrices: dense, sparse, linear operators or functions.
 
     Parameters
     ----------
     A, B : array, scipy.sparse matrix, JAX BCOO, scipy LinearOperator or JAX function of one vector
-        Symmetric; ``B`` positive definite, the identity if left out.
+        Symmetric; ``B`` positive definite. Default of ``B``: the identity.
     size : int
-        The dimension, where ``A`` is a function.
+        The dimension, if ``A`` is a function.
     ridge : float
-        Added to ``B``, relative to its mean eigenvalue; for matrices only.
+        Added to ``B``, relative to its mean eigenvalue; not for linear operators or functions.
 
     Examples
     --------
@@ -154,7 +141,6 @@ def matrices(A: Any, B: Any = None, *, size: int | None = None, ridge: float = 0
     >>> es.solve(problem, None, k=2, solver="exact").eigenvalues.tolist()
     [3.0, 2.0]
     """
-    check_options(False, ridge)
     operands = check_operands(A, B, size)
     if ridge and any(isinstance(M, Matvec | scipy.sparse.linalg.LinearOperator) for M in operands):
         raise ValueError("ridge needs the diagonal of B, which a linear operator hides: add it inside the operator")
@@ -162,7 +148,7 @@ def matrices(A: Any, B: Any = None, *, size: int | None = None, ridge: float = 0
 
 
 def check_operands(A: Any, B: Any, size: int | None) -> Operands:
-    """Both operands in a known form, square, real, of one size and symmetric as far as can be seen."""
+    """Check that both operands are square, real, of one size and, if their entries are known, symmetric."""
     A, B = _check_operand(A, "A", size), None if B is None else _check_operand(B, "B", size)
     if B is not None and A.shape != B.shape:
         raise ValueError(f"A has shape {A.shape} and B {B.shape}: they must be square and of one size")
@@ -174,7 +160,7 @@ def _check_operand(M: Any, name: str, size: int | None) -> Any:
         pass
     elif callable(M) and not hasattr(M, "shape"):
         if size is None:
-            raise ValueError(f"size is needed where {name} is a function: the dimension it works in")
+            raise ValueError(f"size is needed if {name} is a function: give its dimension")
         return Matvec(M, size)
     elif scipy.sparse.issparse(M):
         M = M.tocsr()
@@ -210,7 +196,7 @@ def to_jax(M: Any) -> Any:
 
 
 def _callback(operator: Any) -> Callable[[Any], Any]:
-    """A SciPy operator called from compiled code."""
+    """A JAX function that calls a SciPy operator on the host."""
 
     def host(x: np.ndarray) -> np.ndarray:
         return np.asarray(operator.matvec(np.asarray(x, np.float64)), x.dtype)

@@ -17,12 +17,12 @@ __all__ = ["rayleigh_quotients"]
 
 
 def rayleigh_quotients(problem: Any, batch: Tree, V: Tree) -> np.ndarray:
-    """``⟨v, A v⟩ / ⟨v, B v⟩`` of every player on one batch, as large as memory allows.
+    """``⟨v, A v⟩ / ⟨v, B v⟩`` of every player on one batch.
 
     Parameters
     ----------
     problem : problem
-    batch : as the problem takes it
+    batch : a batch of the problem
     V : players
         For instance ``result.eigenvectors``.
 
@@ -38,10 +38,8 @@ def rayleigh_quotients(problem: Any, batch: Tree, V: Tree) -> np.ndarray:
     batch = problem.accept(batch)
     wanted = jax.tree.map(lambda s: math.prod(s.shape), problem.template(batch))
     if jax.tree.map(lambda v: math.prod(np.shape(v)[1:]), V) != wanted:
-        raise ValueError(
-            "V does not fit the batch: give players, an array (k, ...) for each of a row's, as result.eigenvectors "
-            "has them and result.V has not"
-        )
+        cure = "pass result.eigenvectors (leaves of shape (k, ...)), not result.V (a (d, k) matrix)"
+        raise ValueError(f"V does not fit the batch: {cure}")
     if batch is not None:
         check_finite(batch)
         least = problem.fewest_rows(False)

@@ -143,7 +143,7 @@ def check_enough_rows(n: int, least: int, problem: Problem, k: int | None) -> No
     """Refuse to solve from too few rows."""
     if n < least:
         raise ValueError(f"the stream held too few rows: at least {least} are needed")
-    if problem.rank_of_rows and n < (k or 1):
+    if problem.has_rows and n < (k or 1):
         raise ValueError(f"the stream held {n} rows, fewer than k={k}: give more rows, or a smaller k")
 
 

@@ -73,9 +73,10 @@ class GameEngine(SteppingEngine):
     def _joined(self, batch: Tree, start: int, total: int) -> list[Tree] | None:
         """The queued rows in blocks, once they are worth a product or enough for a move; None until then."""
         near = self._near(batch)
-        tame = self.outliers.tame(self.problem.features(near), start, total)
+        rows, labels = self.problem.split(near)
+        tame = self.outliers.tame(rows, start, total)
         self._summarise(near, total)
-        near = self.problem.with_features(near, tame)
+        near = self.problem.join(tame, labels)
         if total > views.n_rows(near):
             # With several processes batches are not joined: their local parts would have unequal sizes.
             return [self.placement.batch(near, start, total)] if total >= self.fewest_rows else None

@@ -114,7 +114,7 @@ class SteppingEngine(Engine):
         """Add rows to the summary, in one of the processes that hold them."""
         mine = self.placement.speaks_for_its_rows if views.n_rows(near) < total else distributed.is_first()
         if self.sums is not None and mine:
-            self.sums = self.problem.summarise(self.sums, near)
+            self.sums = self.sums.add(*self.problem.split(near))
 
     def _near(self, batch: Tree) -> Tree:
         """The rows less the pilot."""

@@ -131,7 +131,7 @@ class Exact:
                     "more rows, columns that vary, or a ridge"
                 )
             if state.k is None:
-                solved = solved.first(min(most, n) if problem.rank_of_rows else most)
+                solved = solved.first(min(most, n) if problem.has_rows else most)
             elif state.k > most:
                 more = "a larger ridge" if problem.ridge else "a ridge"
                 raise ValueError(
