@@ -1,4 +1,4 @@
-"""Data sets of the paper and small ones to try things on."""
+"""Data sets of the paper, and small data sets for examples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def folder() -> Path:
-    """Where data files are looked for: ``EIGENSTREAM_DATA``, by default ``~/.cache/eigenstream``."""
+    """The folder of data files: ``EIGENSTREAM_DATA``, by default ``~/.cache/eigenstream``."""
     return Path(os.environ.get("EIGENSTREAM_DATA", "~/.cache/eigenstream")).expanduser()
 
 
@@ -33,10 +33,9 @@ def _load(name: str, openml: str, shape: tuple[int, ...], train: int) -> dict[st
     from sklearn.datasets import fetch_openml
 
     images, labels = fetch_openml(openml, version=1, return_X_y=True, as_frame=False)
-    images = images.astype(np.uint8).reshape(-1, *shape)
+    images, labels = images.astype(np.uint8).reshape(-1, *shape), labels.astype(np.uint8)
     if len(shape) == 3:
-        images = images.reshape(-1, shape[2], *shape[:2]).transpose(0, 2, 3, 1)
-    labels = labels.astype(np.uint8)
+        images = np.moveaxis(images, 1, -1)
     arrays = {"x_train": images[:train], "y_train": labels[:train], "x_test": images[train:], "y_test": labels[train:]}
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
@@ -44,13 +43,13 @@ def _load(name: str, openml: str, shape: tuple[int, ...], train: int) -> dict[st
 
 
 def mnist() -> dict[str, np.ndarray]:
-    """MNIST, ``x_train`` (60000, 28, 28) of bytes and so on, from the data folder or else from OpenML."""
+    """MNIST, ``x_train`` (60000, 28, 28) and so on, bytes, from the data folder or from OpenML."""
     return _load("mnist", "mnist_784", (28, 28), 60_000)
 
 
 def cifar10() -> dict[str, np.ndarray]:
-    """CIFAR-10, ``x_train`` (50000, 32, 32, 3) of bytes and so on, from the data folder or else from OpenML."""
-    return _load("cifar10", "CIFAR_10", (32, 32, 3), 50_000)
+    """CIFAR-10, ``x_train`` (50000, 32, 32, 3) and so on, bytes, from the data folder or from OpenML."""
+    return _load("cifar10", "CIFAR_10", (3, 32, 32), 50_000)
 
 
 def mnist_halves() -> tuple[np.ndarray, np.ndarray]:
@@ -69,8 +68,7 @@ def cifar10_halves() -> tuple[np.ndarray, np.ndarray]:
 def mediamill() -> tuple[np.ndarray, np.ndarray]:
     """Mediamill's 120 video features and 101 labels, (43907, 120) and (43907, 101), float32.
 
-    From ``train-exp1.svm`` and ``test-exp1.svm``, as the LIBSVM collection offers them, in ``mediamill/`` of the data
-    folder.
+    Read from ``train-exp1.svm`` and ``test-exp1.svm`` of the LIBSVM collection, in ``mediamill/`` of the data folder.
     """
     from sklearn.datasets import load_svmlight_file
 
@@ -87,11 +85,11 @@ def mediamill() -> tuple[np.ndarray, np.ndarray]:
 
 
 def mediamill_like(n: int = 25_800, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A stand-in of Mediamill's shape and kind: 120 features in [0, 1] and 101 sparse labels of ``n`` shots, float32.
+    """Synthetic data like Mediamill: 120 features in [0, 1] and 101 sparse labels of ``n`` shots, float32.
 
-    Shots come from 20 latent concepts of power-law strength. Features are bounded responses of unlike strength to the
-    concepts, so that their covariance is ill-conditioned, with noise of their own; labels are on for few shots, the
-    commonest for one in three, the rarest for one in five hundred or, of fewer shots, for one.
+    Shots have 20 latent concepts of power-law variance. Features are logistic functions of the concepts and of noise,
+    scaled so that their covariance is ill-conditioned. The most frequent label is on in a third of the shots, the
+    rarest in one of 500, and at least in one.
 
     Examples
     --------
@@ -105,15 +103,14 @@ def mediamill_like(n: int = 25_800, seed: int = 0) -> tuple[np.ndarray, np.ndarr
     mixed = z @ rng.normal(size=(20, 120)) + 0.3 * rng.normal(size=(n, 120))
     X = 1 / (1 + np.exp(-(mixed * rng.uniform(0.1, 1, 120) - 1)))
     common = np.geomspace(1 / 3, 1 / 500, 101)
-    liking = 2 * z @ rng.normal(size=(20, 101)) + rng.logistic(size=(n, 101))
-    Y = liking > np.take_along_axis(
-        np.sort(liking, axis=0), np.minimum(n * (1 - common), n - 2).astype(int)[None], axis=0
-    )
+    logits = 2 * z @ rng.normal(size=(20, 101)) + rng.logistic(size=(n, 101))
+    ranks = np.minimum(n * (1 - common), n - 2).astype(int)
+    Y = logits > np.sort(logits, axis=0)[ranks, np.arange(101)]
     return X.astype(np.float32), Y.astype(np.float32)
 
 
 def digits_halves() -> tuple[np.ndarray, np.ndarray]:
-    """Upper and lower halves of scikit-learn's embedded 8×8 digits, (1797, 32) each, float32.
+    """Upper and lower halves of scikit-learn's 8×8 digits, (1797, 32) each, float32.
 
     Examples
     --------
@@ -129,9 +126,9 @@ def digits_halves() -> tuple[np.ndarray, np.ndarray]:
 
 
 def mixed_signals(n: int = 2000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Three mixed signals and their sources: scikit-learn's blind source separation example, both ``(n, 3)``.
+    """Three mixed signals and their sources, both ``(n, 3)``: scikit-learn's example of blind source separation.
 
-    The mixtures are centred, as the paper's experiment takes them.
+    The mixtures are centred, as in the paper's experiment.
 
     Examples
     --------

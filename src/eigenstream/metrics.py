@@ -1,4 +1,4 @@
-"""How far an answer is from the truth. Vectors are columns, ``(d, k)``, as SciPy gives them."""
+"""Errors of eigenvectors. Vectors are columns, ``(d, k)``, as in SciPy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def _apply(M: Any, V: np.ndarray) -> np.ndarray:
     return V if M is None else np.asarray(M @ V, np.float64)
 
 
-def _quotients(V: np.ndarray, A: Any, B: Any) -> np.ndarray:
-    return (V * _apply(A, V)).sum(0) / (V * _apply(B, V)).sum(0)
+def _squares(V: np.ndarray, M: Any) -> np.ndarray:
+    """``⟨v, M v⟩`` of each column."""
+    return (V * _apply(M, V)).sum(0)
 
 
 def _pair(V: Any, V_true: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -28,13 +29,13 @@ def _pair(V: Any, V_true: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def subspace_error(V: Any, V_true: Any, B: Any = None) -> float:
-    """``1 - tr(U* P) / k`` after mapping both spans through ``B^{1/2}`` (appendix A): 0 is perfect, 1 is disjoint.
+    """``1 - tr(U* P) / k`` for both spans mapped by ``B^{1/2}`` (appendix A): 0 if equal, 1 if orthogonal.
 
     Parameters
     ----------
     V, V_true : (d, k) arrays
     B : (d, d) array, sparse matrix or operator, optional
-        The metric; the identity if left out. Only products with it are taken.
+        The metric, used in products only. Default: the identity.
 
     Examples
     --------
@@ -42,16 +43,15 @@ def subspace_error(V: Any, V_true: Any, B: Any = None) -> float:
     >>> round(es.metrics.subspace_error(np.eye(3)[:, :2], np.eye(3)[:, 1:]), 6)
     0.5
     """
-    V, V_true = _pair(V, V_true)
-    Q, Q_true = (_orthonormal(W, B) for W in (V, V_true))
-    # rank Q - ‖Q*ᵀ B Q‖² as ‖Q - Q* Q*ᵀ B Q‖², without the cancellation near 0; directions V lacks are lost whole.
+    Q, Q_true = (_orthonormal(W, B) for W in _pair(V, V_true))
+    # rank Q - ‖Q*ᵀ B Q‖² = ‖Q - Q* Q*ᵀ B Q‖²; the right side has no cancellation near 0. Missing directions count 1.
     rest = Q - Q_true @ (Q_true.T @ _apply(B, Q))
-    lacking = V.shape[1] - Q.shape[1]
-    return float((lacking + (rest * _apply(B, rest)).sum()) / V.shape[1])
+    k = np.shape(V)[1]
+    return float((k - Q.shape[1] + _squares(rest, B).sum()) / k)
 
 
 def _orthonormal(V: np.ndarray, B: Any) -> np.ndarray:
-    norms = np.sqrt((V * _apply(B, V)).sum(0))
+    norms = np.sqrt(_squares(V, B))
     V = V[:, norms > 0] / norms[norms > 0]
     for _ in range(2):
         gram = V.T @ _apply(B, V)
@@ -62,13 +62,13 @@ def _orthonormal(V: np.ndarray, B: Any) -> np.ndarray:
 
 
 def angles(V: Any, V_true: Any, B: Any = None) -> np.ndarray:
-    """The angle between each vector and its match, whatever their signs, in radians.
+    """The angle between each vector and its match in radians; signs do not matter.
 
     Parameters
     ----------
     V, V_true : (d, k) arrays
     B : (d, d) array, sparse matrix or operator, optional
-        The metric that angles are measured in; the identity if left out.
+        The metric of the angles. Default: the identity.
 
     Examples
     --------
@@ -76,11 +76,10 @@ def angles(V: Any, V_true: Any, B: Any = None) -> np.ndarray:
     >>> np.degrees(es.metrics.angles(np.array([[1.0], [1.0]]), np.array([[-1.0], [0.0]]))).round().tolist()
     [45.0]
     """
-    V, V_true = _pair(V, V_true)
-    V, V_true = (W / np.sqrt((W * _apply(B, W)).sum(0)) for W in (V, V_true))
+    V, V_true = (W / np.sqrt(_squares(W, B)) for W in _pair(V, V_true))
     cosine = (V * _apply(B, V_true)).sum(0)
     rest = V - V_true * cosine
-    return np.arctan2(np.sqrt(np.maximum((rest * _apply(B, rest)).sum(0), 0)), np.abs(cosine))
+    return np.arctan2(np.sqrt(np.maximum(_squares(rest, B), 0)), np.abs(cosine))
 
 
 def residuals(V: Any, eigenvalues: Any, A: Any, B: Any = None) -> np.ndarray:
@@ -91,7 +90,7 @@ def residuals(V: Any, eigenvalues: Any, A: Any, B: Any = None) -> np.ndarray:
     V : (d, k) array
     eigenvalues : (k,) array
     A, B : matrices, sparse matrices or operators
-        Only products with them are taken; ``‖A‖`` is estimated from those with ``V`` and with one random vector.
+        Used in products only; ``‖A‖`` is estimated from products with ``V`` and with one random vector.
 
     Examples
     --------
@@ -110,14 +109,14 @@ def residuals(V: Any, eigenvalues: Any, A: Any, B: Any = None) -> np.ndarray:
 
 
 def proportion_captured(V: Any, A: Any, B: Any = None, eigenvalues: Any = None) -> float:
-    """The sum of the vectors' Rayleigh quotients over the sum of the leading eigenvalues (section 5).
+    """The sum of the Rayleigh quotients over the sum of the leading eigenvalues (section 5).
 
     Parameters
     ----------
     V : (d, k) array
     A, B : matrices, sparse matrices or operators
     eigenvalues : array, optional
-        The true ones; solved for if left out, which needs dense matrices.
+        The true eigenvalues. Default: computed, which needs dense matrices.
 
     Examples
     --------
@@ -126,22 +125,22 @@ def proportion_captured(V: Any, A: Any, B: Any = None, eigenvalues: Any = None) 
     0.75
     """
     V = np.asarray(V, np.float64)
-    k = V.shape[1]
+    d, k = V.shape
     if eigenvalues is None:
-        d = V.shape[0]
         eigenvalues = scipy.linalg.eigh(A, B, eigvals_only=True, subset_by_index=[d - k, d - 1])
-    return float(_quotients(V, A, B).sum() / np.sort(np.asarray(eigenvalues))[::-1][:k].sum())
+    quotients = _squares(V, A) / _squares(V, B)
+    return float(quotients.sum() / np.sort(np.asarray(eigenvalues))[::-1][:k].sum())
 
 
 def tcc(scores_x: Any, scores_y: Any, correlations: Any) -> float:
-    """Total correlation captured: canonical correlations of two sets of scores, summed, over the best there are.
+    """Total correlation captured: the sum of the canonical correlations of two sets of scores over its maximum.
 
     Parameters
     ----------
     scores_x, scores_y : (n, k) arrays
-        The two views projected on their directions; any invertible mixing of columns gives the same.
+        Projections of the two views; an invertible combination of the columns gives the same value.
     correlations : array
-        The exact correlations, of which the leading ``k`` count.
+        The exact correlations; the leading ``k`` are used.
 
     Examples
     --------
@@ -154,7 +153,7 @@ def tcc(scores_x: Any, scores_y: Any, correlations: Any) -> float:
     for scores in (scores_x, scores_y):
         Z = np.asarray(scores, np.float64)
         Z = Z - Z.mean(0)
-        U, s, _ = np.linalg.svd(Z / np.maximum(np.linalg.norm(Z, axis=0), np.finfo(float).tiny), full_matrices=False)
-        bases.append(U[:, s > 1e-10 * s[0]])
+        norms = np.maximum(np.linalg.norm(Z, axis=0), np.finfo(float).tiny)
+        bases.append(scipy.linalg.orth(Z / norms, rcond=1e-10))
     captured = np.linalg.svd(bases[0].T @ bases[1], compute_uv=False).sum()
     return float(captured / np.sort(np.asarray(correlations))[::-1][: np.shape(scores_x)[1]].sum())

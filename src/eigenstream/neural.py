@@ -1,18 +1,19 @@
-"""Networks compared by their activations, as a whole or layer by layer: PyTorch modules and JAX functions."""
+"""Compare networks by their activations, as a whole or layer by layer: PyTorch modules and JAX functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eigenstream.core import views
+from eigenstream.core.checks import check_count
 from eigenstream.core.types import Tree
 from eigenstream.problems import cca, pca
 from eigenstream.problems.base import Problem
@@ -24,23 +25,28 @@ from eigenstream.solvers.choice import chosen
 __all__ = ["Comparison", "activations", "compare"]
 
 Layers = Sequence[str] | tuple[Sequence[str], Sequence[str]] | None
+Activations = Callable[[Any], dict[str, Any]]
+#: The activations of both networks, for one comparison.
+Pair = tuple[Tree, Tree]
+#: The name of all layers together.
+WHOLE = "network"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How alike two sets of activations are."""
+    """Measures of similarity of two sets of activations."""
 
-    #: (k,) canonical correlations, the largest first.
+    #: (k,) canonical correlations, descending.
     correlations: np.ndarray
-    #: Their mean weighted by how much of the first network's activations each accounts for (Morcos, Raghu and Bengio,
-    #: 2018): ``Σ α_i ρ_i / Σ α_i`` with ``α_i = Σ_j |cov(h_i, x_j)|`` over its units ``j``.
+    #: Their mean weighted by the first network's activations (Morcos, Raghu and Bengio, 2018):
+    #: ``Σ α_i ρ_i / Σ α_i`` with ``α_i = Σ_j |cov(h_i, x_j)|`` over its units ``j``.
     pwcca: float
-    #: The mean correlation between the two networks' leading principal subspaces (Raghu et al., 2017); NaN if left out.
+    #: Mean correlation between the leading principal subspaces of both networks (Raghu et al., 2017), or NaN.
     svcca: float
-    #: Principal components of either network in that, and the least share of variance they hold.
+    #: Principal components of either network in SVCCA, and the smaller of the shares of variance they explain.
     svcca_components: tuple[int, int]
     svcca_variance: float
-    #: The canonical directions, a tree like the activations, and how they were come by.
+    #: The result of the canonical correlation analysis; its eigenvectors are a tree like the activations.
     result: Result = field(repr=False)
 
     @property
@@ -71,26 +77,22 @@ def compare(
     Parameters
     ----------
     model_a, model_b : torch.nn.Module or function
-        A module is run without gradients, in evaluation mode, and its activations are taken by forward hooks; with a
-        streaming solver those of a GPU never leave it. A function of a batch of inputs returns an array ``(b, ...)``, a
-        dictionary of them, layer by layer, or a tuple, whose layers are ``"output 1"`` and so on. Every number of a
-        layer is a unit, at every position of an image.
+        A module is run without gradients, in evaluation mode; forward hooks read its activations. With a streaming
+        solver activations on a GPU stay there. A function of a batch of inputs returns an array ``(b, ...)``, a
+        dictionary of them by layer, or a tuple, whose layers are ``"output 1"`` and so on. Each number is a unit.
     loader : iterable
-        Batches of inputs, or tuples whose first entry is one, as a PyTorch ``DataLoader`` gives them. Read twice for
-        the summaries, so it has to start anew each time; shuffled, if ``solver`` is a streaming one.
+        Batches of inputs, or tuples that start with one, for instance a PyTorch ``DataLoader``. It is read at least
+        twice, so it has to start anew each time. A streaming solver needs it shuffled.
     layers : sequence of str, or two of them, optional
-        Names as in ``model.named_modules()``, or keys of the function's dictionary; two sequences where the networks
-        name them differently. Left out: all leaf modules that take part, all keys. What a module gives when it is
-        called again is ``"name#2"`` and so on; what a function returns in a tuple is ``"output 1"`` and so on.
+        Names in ``model.named_modules()`` or keys of the function's dictionary, for both networks or for each. Default:
+        all leaf modules that run, or all keys. The second call of a module is the layer ``"name#2"``, and so on.
     n_components : int, optional
-        How many correlations, at most; all there are, if left out, for which exact sums have to fit
-        ``memory_budget``. A streaming solver finds as many principal components for SVCCA, too: ``svcca_variance``
-        says how much they hold.
+        Maximum number of correlations, and of principal components that a streaming solver finds for SVCCA. None: all,
+        for which exact sums have to fit ``memory_budget``.
     per_layer : bool
-        False: all layers together are one representation. True: the first layer of one network against the first of
-        the other, and so on, in the same passes.
+        False: compare all layers together. True: compare the first layers, the second layers, and so on.
     variance : float or None
-        The share of variance that SVCCA keeps; None leaves it out, and saves two thirds of the work.
+        The share of variance that SVCCA keeps. None: no SVCCA, for a third of the work.
     ridge : float
         Added to each network's covariance, relative to its mean eigenvalue.
     solver, max_epochs, memory_budget, precision, mesh, random_state
@@ -99,7 +101,7 @@ def compare(
     Returns
     -------
     Comparison, or with ``per_layer`` a dictionary of them
-        By the layers' names; where the two networks' differ, ``"name of one ~ name of the other"``.
+        The keys are the names of layers, or ``"name of one ~ name of the other"`` if they differ.
 
     Examples
     --------
@@ -111,90 +113,88 @@ def compare(
     >>> es.neural.compare(network, turned, inputs).correlations.round(6).min()
     np.float64(1.0)
     """
-    if n_components is not None and not (isinstance(n_components, int | np.integer) and n_components >= 1):
-        raise ValueError(f"n_components={n_components!r}: give a whole number of at least 1, or None for all there are")
-    if not (isinstance(max_epochs, int | np.integer) and max_epochs >= 1):
-        raise ValueError(f"max_epochs={max_epochs!r}: give a whole number of at least 1")
+    check_count("n_components", n_components, none="for all")
+    check_count("max_epochs", max_epochs)
     if variance is not None and not 0 < variance <= 1:
         raise ValueError(f"variance={variance!r}: give a share between 0 and 1, or None")
     if isinstance(loader, Iterator):
         raise ValueError("loader can be read once only: give a list, a DataLoader or another iterable that starts anew")
-    names_a, names_b = layers if _is_pair(layers) else (layers, layers)  # type: ignore[misc]
-    pairs = _Pairs(model_a, model_b, loader, names_a, names_b, per_layer)
+    two = isinstance(layers, tuple | list) and len(layers) == 2 and not any(isinstance(x, str) for x in layers)
+    batches = partial(_batches, (model_a, model_b), layers if two else (layers, layers), loader, per_layer)
     options = {"memory_budget": memory_budget, "precision": precision, "mesh": mesh, "random_state": random_state}
-    learning = {
-        name: _Learning.of(name, batch, n_components, solver, ridge, variance is not None, options)
-        for name, batch in pairs.first().items()
+    start = partial(_start, k=n_components, solver=solver, options=options)
+    # For every comparison the runs of CCA on the pair and of PCA on either network.
+    runs = {
+        name: [start(cca(ridge=ridge), pair), *(start(pca(), view) for view in pair if variance is not None)]
+        for name, pair in _first(batches()).items()
     }
-    going = [run for one in learning.values() for run in one.fed()]
+    going = [(run, name, i) for name, several in runs.items() for i, run in enumerate(several)]
     for epoch in range(max_epochs):
-        for batch in pairs:
-            for feed in going:
-                feed.take(batch)
-        going = [feed for feed in going if feed.run.engine.next_pass(epoch, max_epochs)]
+        for batch in batches():
+            for run, name, i in going:
+                run.take((batch[name], *batch[name])[i])
+        going = [entry for entry in going if entry[0].engine.next_pass(epoch, max_epochs)]
         if not going:
             break
-    summing = {name: _Summing.of(one, n_components, variance) for name, one in learning.items()}
-    for batch in pairs:
-        for name, summary in summing.items():
+    summaries = {name: _Summary(*several, k=n_components, variance=variance) for name, several in runs.items()}
+    for batch in batches():
+        for name, summary in summaries.items():
             summary.take(batch[name])
-    found = {name: summary.comparison() for name, summary in summing.items()}
+    found = {name: summary.comparison() for name, summary in summaries.items()}
     return found if per_layer else found[WHOLE]
 
 
-#: The name of all layers together.
-WHOLE = "network"
+def _batches(models: Any, names: Any, loader: Iterable[Any], per_layer: bool) -> Iterator[dict[str, Pair]]:
+    """The activations of both networks on every batch, by the name of the comparison."""
+    with ExitStack() as stack:
+        run_a, run_b = (stack.enter_context(activations(*pair)) for pair in zip(models, names, strict=True))
+        for batch in loader:
+            inputs = batch[0] if isinstance(batch, tuple | list) else batch
+            a, b = run_a(inputs), run_b(inputs)
+            yield _by_layer(a, b) if per_layer else {WHOLE: (a, b)}
 
 
-class _Pairs:
-    """Batches of both networks' activations: a dictionary of pairs of views, one for every comparison."""
+def _by_layer(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Pair]:
+    if len(a) != len(b):
+        raise ValueError(f"per_layer: {len(a)} layers against {len(b)}; give layers=(names, names), as many of each")
+    names = zip(a, b, strict=True)
+    return {(one if one == other else f"{one} ~ {other}"): (a[one], b[other]) for one, other in names}
 
-    def __init__(self, model_a: Any, model_b: Any, loader: Any, names_a: Any, names_b: Any, per_layer: bool):
-        self.models, self.names, self.loader, self.per_layer = (model_a, model_b), (names_a, names_b), loader, per_layer
 
-    def first(self) -> dict[str, tuple[Tree, Tree]]:
-        for batch in self:
-            flat = [x.shape for x in jax.tree.leaves(batch) if np.ndim(x) < 2]
-            if flat:
+def _first(batches: Iterator[dict[str, Pair]]) -> dict[str, Pair]:
+    for batch in batches:
+        for x in jax.tree.leaves(batch):
+            if np.ndim(x) < 2:
                 raise ValueError(
-                    f"activations of a batch have the shape {tuple(flat[0])}, and no units beside it: give batches of "
+                    f"activations of a batch have the shape {tuple(x.shape)}, and no units beside it: give batches of "
                     "inputs, as es.streams.batches(x) does of one array x, and models that return (b, ...)"
                 )
-            return batch
-        raise ValueError("loader is empty: give at least one batch of inputs")
-
-    def __iter__(self) -> Iterator[dict[str, tuple[Tree, Tree]]]:
-        with ExitStack() as stack:
-            run_a, run_b = (
-                stack.enter_context(activations(*pair)) for pair in zip(self.models, self.names, strict=True)
-            )
-            for batch in self.loader:
-                inputs = batch[0] if isinstance(batch, tuple | list) else batch
-                yield self._paired(run_a(inputs), run_b(inputs))
-
-    def _paired(self, a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Tree, Tree]]:
-        if not self.per_layer:
-            return {WHOLE: (a, b)}
-        if len(a) != len(b):
-            raise ValueError(
-                f"per_layer: one network has {len(a)} layers and the other {len(b)}; give layers=(names, names), as "
-                "many of one as of the other"
-            )
-        return {
-            (one if one == other else f"{one} ~ {other}"): (a[one], b[other]) for one, other in zip(a, b, strict=True)
-        }
+        return batch
+    raise ValueError("loader is empty: give at least one batch of inputs")
 
 
-@contextmanager
-def activations(model: Any, layers: Sequence[str] | None = None) -> Iterator[Callable[[Any], dict[str, Any]]]:
-    """A function from inputs to a network's activations, a dictionary of arrays by layer.
+def _start(problem: Problem, batch: Tree, k: int | None, solver: Any, options: dict[str, Any]) -> Run:
+    first = problem.accept(batch)
+    sizes = view_sizes(problem.template(first))
+    picked, reason = chosen(solver, problem, sizes, k, "largest", options["memory_budget"], None)
+    if k is None and not picked.whole_spectrum:
+        raise ValueError(f"n_components is needed for {type(picked).__name__} ({reason}): give how many")
+    # Dead or duplicate units reduce the rank, so fewer than k components may exist.
+    most = None if picked.whole_spectrum or k is None else min(k, problem.most_components(sizes))
+    run = Run(problem, most, picked, for_estimator=True, **options)
+    run.begin(first, repeatable=True)
+    return run
+
+
+def activations(model: Any, layers: Sequence[str] | None = None) -> AbstractContextManager[Activations]:
+    """A function from inputs to the activations of a network, a dictionary of arrays by layer.
 
     Parameters
     ----------
     model : torch.nn.Module or function
         See `compare`.
     layers : sequence of str, optional
-        Which, in which order; all leaf modules or all keys, if left out.
+        Names of layers, in this order. Default: all leaf modules, or all keys.
 
     Examples
     --------
@@ -204,186 +204,122 @@ def activations(model: Any, layers: Sequence[str] | None = None) -> Iterator[Cal
     {'out': array([[2., 2.]])}
     """
     if hasattr(model, "register_forward_hook"):
-        with _hooked(model, layers) as run:
-            yield run
-    elif callable(model):
-        yield lambda inputs: _picked(model(_for_jax(inputs)), layers)
-    else:
-        raise ValueError(f"model is a {type(model).__name__}: give a torch.nn.Module, or a function of inputs")
+        return _hooked(model, layers)
+    if callable(model):
+        return nullcontext(partial(_call, model, layers))
+    raise ValueError(f"model is a {type(model).__name__}: give a torch.nn.Module, or a function of inputs")
 
 
-def _picked(out: Any, layers: Sequence[str] | None) -> dict[str, Any]:
+def _call(model: Callable[[Any], Any], layers: Sequence[str] | None, inputs: Any) -> dict[str, Any]:
+    out = model(jnp.from_dlpack(inputs.detach()) if hasattr(inputs, "detach") else inputs)
     if isinstance(out, tuple | list):
         out = {f"output {i}": x for i, x in enumerate(out, start=1)}
     out = dict(out) if isinstance(out, Mapping) else {"output": out}
-    missing = [name for name in layers or () if name not in out]
+    names = list(layers or out)
+    _check_names(names, out)
+    return {name: out[name] for name in names}
+
+
+def _check_names(names: list[str], known: Iterable[str]) -> None:
+    missing = [name for name in names if name not in known]
     if missing:
-        raise ValueError(f"layers: there is no {', '.join(missing)}; there are {', '.join(out)}")
-    return {name: out[name] for name in layers or out}
-
-
-def _for_jax(inputs: Any) -> Any:
-    return jnp.from_dlpack(inputs.detach()) if hasattr(inputs, "detach") else inputs
+        raise ValueError(f"layers: there is no {', '.join(missing)}; there are {', '.join(filter(None, known))}")
 
 
 @contextmanager
-def _hooked(model: Any, layers: Sequence[str] | None) -> Iterator[Callable[[Any], dict[str, Any]]]:
-    """A module whose layers are listened to; as it was, afterwards."""
+def _hooked(model: Any, layers: Sequence[str] | None) -> Iterator[Activations]:
+    """Run a module with forward hooks, in evaluation mode; restore it afterwards."""
     import torch
 
     modules = dict(model.named_modules(remove_duplicate=False))
-    # A module without parts is a layer; a lone one has no name.
+    # Leaf modules are layers. The name of a model that is a leaf itself is empty.
     names = list(layers) if layers is not None else [n for n, m in modules.items() if not list(m.children())]
-    missing = [name for name in names if name not in modules]
-    if missing:
-        raise ValueError(f"layers: there is no {', '.join(missing)}; there are {', '.join(filter(None, modules))}")
-    heard: dict[str, list[Any]] = {}
+    _check_names(names, modules)
+    device = next((x.device for x in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    outputs: dict[str, list[Any]] = {}
 
-    def listen(name: str) -> Any:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            output = output[0] if isinstance(output, tuple | list) else output
-            if not isinstance(output, torch.Tensor):
-                raise ValueError(f"layers: {name} gives a {type(output).__name__}: name the layers that give tensors")
-            # A copy: a later layer may work in place.
-            heard.setdefault(name, []).append(output.detach().clone())
-
-        return modules[name].register_forward_hook(hook)
-
-    tensors = (*model.parameters(), *model.buffers())
-    device = tensors[0].device if tensors else torch.device("cpu")
+    def keep(name: str, module: Any, inputs: Any, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple | list) else output
+        if not isinstance(output, torch.Tensor):
+            raise ValueError(f"layers: {name} gives a {type(output).__name__}: name the layers that give tensors")
+        # A copy, because a later layer may overwrite it.
+        outputs.setdefault(name, []).append(output.detach().clone())
 
     def run(inputs: Any) -> dict[str, Any]:
-        heard.clear()
+        outputs.clear()
         if not isinstance(inputs, torch.Tensor):
             if not hasattr(inputs, "__dlpack__"):
                 raise ValueError(f"loader gives a {type(inputs).__name__}: give tensors or arrays, or tuples of them")
             inputs = torch.from_dlpack(inputs)
         with torch.no_grad():
             model(inputs.to(device))
-        silent = [name for name in names if name not in heard]
-        if silent and layers is not None:
-            raise ValueError(f"layers: {', '.join(silent)} took no part in a forward pass; leave them out")
+        unused = [name for name in names if name not in outputs]
+        if unused and layers is not None:
+            raise ValueError(f"layers: {', '.join(unused)} took no part in a forward pass; leave them out")
         return {
             (name or "output") + (f"#{again}" if again > 1 else ""): output
             for name in names
-            for again, output in enumerate(heard.get(name, ()), start=1)
+            for again, output in enumerate(outputs.get(name, ()), start=1)
         }
 
-    modes = {module: module.training for module in modules.values()}
-    hooks = [listen(name) for name in names]
-    model.eval()
-    try:
+    with ExitStack() as stack:
+        for module in modules.values():
+            stack.callback(setattr, module, "training", module.training)
+        for name in names:
+            stack.enter_context(modules[name].register_forward_hook(partial(keep, name)))
+        model.eval()
         yield run
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in modes.items():
-            module.training = mode
 
 
-def _is_pair(layers: Any) -> bool:
-    return isinstance(layers, tuple | list) and len(layers) == 2 and not any(isinstance(x, str) for x in layers)
+class _Summary:
+    """The last pass: sums for PWCCA, and CCA of the principal subspaces for SVCCA."""
 
+    def __init__(self, of_pair: Run, *principal: Run, k: int | None, variance: float | None):
+        self.result = of_pair.result()
+        self.correlations = np.clip(self.result.eigenvalues[:k], 0, 1)
+        assert self.result.summary is not None
+        # Kept on the device, because every batch needs them.
+        self.mean = jax.tree.map(jnp.asarray, self.result.summary.means[0])
+        self.W = jax.tree.map(lambda v: jnp.asarray(v[:k]), self.result.eigenvectors[0])
+        self.sums = jax.tree.map(jnp.zeros_like, self.W), jnp.zeros(len(self.correlations))
+        self.subspaces = [_leading(run.result(), variance) for run in principal]
+        self.svcca = Run(cca(), None, "exact")
 
-class _Fed(NamedTuple):
-    """A run, and which of the activations it learns from: both networks', or one's."""
-
-    run: Run
-    name: str
-    view: int | None
-
-    def take(self, batch: dict[str, tuple[Tree, Tree]]) -> None:
-        both = batch[self.name]
-        self.run.take(both if self.view is None else both[self.view])
-
-
-class _Learning(NamedTuple):
-    """The first pass: canonical directions of the pair, and principal ones of each."""
-
-    name: str
-    cca: Run
-    pca: tuple[Run, ...]
-
-    @classmethod
-    def of(
-        cls, name: str, batch: Any, k: int | None, solver: Any, ridge: float, svd: bool, options: dict[str, Any]
-    ) -> _Learning:
-        def run(problem: Problem, batch: Any) -> Run:
-            first = problem.accept(batch)
-            sizes = view_sizes(problem.template(first))
-            picked, reason = chosen(solver, problem, sizes, k, "largest", options["memory_budget"], None)
-            if k is None and not picked.whole_spectrum:
-                raise ValueError(f"n_components is needed for {type(picked).__name__} ({reason}): give how many")
-            # Units that are dead or copies of others leave fewer components than were asked for.
-            most = None if picked.whole_spectrum or k is None else min(k, problem.most_components(sizes))
-            made = Run(problem, most, picked, for_estimator=True, **options)
-            made.begin(first, repeatable=True)
-            return made
-
-        principal = tuple(run(pca(), view) for view in batch) if svd else ()
-        return cls(name, run(cca(ridge=ridge), batch), principal)
-
-    def fed(self) -> list[_Fed]:
-        return [_Fed(self.cca, self.name, None), *(_Fed(run, self.name, i) for i, run in enumerate(self.pca))]
-
-
-class _Summing:
-    """The second pass: what the directions account for, and how the principal subspaces correlate."""
-
-    def __init__(self, result: Result, k: int, frames: tuple[Tree, Tree] | None, held: float):
-        self.result, self.k, self.held = result, k, held
-        assert result.summary is not None
-        # On the device once: they are as long as a network is wide, and every batch needs them.
-        self.frames, self.mean = jax.tree.map(jnp.asarray, (frames, result.summary.means[0]))
-        self.W = jax.tree.map(lambda v: jnp.asarray(v[:k]), result.eigenvectors[0])
-        self.sums = jax.tree.map(jnp.zeros_like, self.W), jnp.zeros(k)
-        self.principal = Run(cca(), None, "exact")
-        sizes = [0, 0] if frames is None else [len(jax.tree.leaves(P)[0]) for P in frames]
-        self.sizes = (sizes[0], sizes[1])
-
-    @classmethod
-    def of(cls, learned: _Learning, n_components: int | None, variance: float | None) -> _Summing:
-        result = learned.cca.result()
-        k = min(len(result.eigenvalues), n_components or len(result.eigenvalues))
-        if variance is None:
-            return cls(result, k, None, float("nan"))
-        frames, held = [], []
-        for run in learned.pca:
-            found = run.result()
-            assert found.summary is not None
-            share = np.cumsum(found.eigenvalues) / (found.summary.scatter / (found.n_samples_seen - 1))
-            # As many as hold this much, to rounding; all there are, where fewer were asked for than that takes.
-            count = min(int(np.searchsorted(share, variance - 1e-6)) + 1, len(share))
-            frames.append(jax.tree.map(lambda v, count=count: v[:count], found.eigenvectors))
-            held.append(float(share[count - 1]))
-        return cls(result, k, (frames[0], frames[1]), min(held))
-
-    def take(self, batch: tuple[Tree, Tree]) -> None:
-        batch = cca().accept(batch)
-        self.sums = _added(self.sums, batch[0], self.mean, self.W)
-        if self.frames is not None:
-            self.principal.take(tuple(np.asarray(_scores(x, P)).T for x, P in zip(batch, self.frames, strict=True)))
+    def take(self, pair: Pair) -> None:
+        pair = cca().accept(pair)
+        self.sums = _added(self.sums, pair[0], self.mean, self.W)
+        if self.subspaces:
+            parts = zip(pair, self.subspaces, strict=True)
+            self.svcca.take(tuple(np.asarray(_scores(x, P)).T for x, (P, _, _) in parts))
 
     def comparison(self) -> Comparison:
-        rho = np.clip(self.result.eigenvalues[: self.k], 0, 1)
-        total, squares = self.sums
+        rho, (total, squares) = self.correlations, self.sums
         sums = np.sum([np.asarray(jnp.abs(t).reshape(len(t), -1).sum(1)) for t in jax.tree.leaves(total)], axis=0)
         weights = sums / np.sqrt(np.maximum(np.asarray(squares), np.finfo(np.float32).tiny))
-        svcca = float("nan")
-        if self.frames is not None:
-            svcca = float(np.clip(self.principal.result().eigenvalues, 0, 1).mean())
-        return Comparison(rho, float(weights @ rho / weights.sum()), svcca, self.sizes, self.held, self.result)
+        pwcca = float(weights @ rho / weights.sum())
+        if not self.subspaces:
+            return Comparison(rho, pwcca, np.nan, (0, 0), np.nan, self.result)
+        svcca = float(np.clip(self.svcca.result().eigenvalues, 0, 1).mean())
+        (_, count_a, share_a), (_, count_b, share_b) = self.subspaces
+        return Comparison(rho, pwcca, svcca, (count_a, count_b), min(share_a, share_b), self.result)
+
+
+def _leading(result: Result, variance: Any) -> tuple[Tree, int, float]:
+    """The principal components that explain this share of variance or else all, their number, and their share."""
+    assert result.summary is not None
+    share = np.cumsum(result.eigenvalues) / (result.summary.scatter / (result.n_samples_seen - 1))
+    # The tolerance is for rounding errors.
+    count = min(int(np.searchsorted(share, variance - 1e-6)) + 1, len(share))
+    return jax.tree.map(lambda v: jnp.asarray(v[:count]), result.eigenvectors), count, float(share[count - 1])
 
 
 @partial(jax.jit, donate_argnums=0)
 def _added(sums: tuple[Tree, jax.Array], x: Tree, mean: Tree, W: Tree) -> tuple[Tree, jax.Array]:
-    """``Σ h_i x_j`` and ``Σ h_i²`` with more rows, directions' scores ``h`` and units ``x`` both about their means."""
+    """Add rows to ``Σ h_i x_j`` and ``Σ h_i²``, with units ``x`` and scores ``h`` less their means."""
     x = jax.tree.map(lambda leaf, m: leaf - m, x, mean)
     h = views.project(x, W)
     total = jax.tree.map(lambda t, leaf: t + views.n_rows(x) * leaf, sums[0], views.lift(x, h))
     return total, sums[1] + (h**2).sum(1)
 
 
-@jax.jit
-def _scores(x: Tree, P: Tree) -> jax.Array:
-    return views.project(x, P)
+_scores = jax.jit(views.project)

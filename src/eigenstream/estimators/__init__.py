@@ -1,8 +1,8 @@
-"""The problems in scikit-learn's manner."""
+"""The problems as scikit-learn estimators."""
 
 from eigenstream.estimators.ica import ICA
 from eigenstream.estimators.lda import LDA
-from eigenstream.estimators.model_files import load
+from eigenstream.estimators.loading import load
 from eigenstream.estimators.multiview import MultiviewCCA
 from eigenstream.estimators.pairs import CCA, PLS
 from eigenstream.estimators.pca import PCA

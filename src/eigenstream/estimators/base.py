@@ -1,4 +1,4 @@
-"""What every estimator shares: settings to a problem and a run, a run's result to attributes."""
+"""The base of all estimators: settings to a problem and a run, its result to attributes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 import scipy.sparse
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from eigenstream.core import host_batches, players, views
 from eigenstream.core.moments import BLOCK_ROWS
 from eigenstream.core.types import Tree
+from eigenstream.estimators import model_files
 from eigenstream.problems.base import Problem
 from eigenstream.problems.checks import check_finite
 from eigenstream.run.checkpoint import RunFolder
@@ -27,71 +28,79 @@ from eigenstream.streams.batching import Batches
 
 T = TypeVar("T")
 
-#: The parameters that every estimator takes, for numpydoc.
-SHARED = """solver : str or solver
+#: Parts of docstrings that several estimators share.
+DOCS = {
+    "{shared}": """solver : str or solver
         ``"auto"`` takes ``"exact"`` if its sums fit ``memory_budget`` and are faster, else ``"game"``. Others are
         ``"paper"`` and so on, or an object of `eigenstream.solvers` with its settings.
     batch_size : int
-        Rows in a step of an iterative solver.
+        Rows per step of an iterative solver.
     max_epochs : int
-        The most passes of an iterative solver over the data.
+        Maximum number of passes of an iterative solver over the data.
     tol : float, optional
         Stop an iterative solver below this residual; ``"game"``, below this estimated shortfall of the sum of the
         leading eigenvalues.
     memory_budget : float
-        Bytes that ``"auto"`` may spend on exact sums.
+        Bytes that ``"auto"`` may use for exact sums.
     precision : {"float32", "tf32", "bf16"}, optional
         Precision of a streaming solver's products on a device; its state is in float32. Default: JAX's own setting.
     mesh : str, mesh or None
         Devices that share a streaming solver's work: ``"auto"`` for all, or for instance ``"data=2,feature=4"``.
     half_life : float, optional
-        Rows after which the weight of a row has halved, for a stream that drifts.
+        Number of rows after which the weight of a row has halved, for a stream that drifts.
     random_state : int, RandomState or None
         Seed of the order of rows and of the first players.
     verbose : bool
-        Whether to show progress on a terminal."""
-
-#: The attributes that every estimator learns.
-LEARNED = """solver_ : solver
+        Whether to show progress on a terminal.""",
+    "{learned}": """solver_ : solver
         The solver that was used.
     n_samples_seen_, n_iter_ : int
-        Rows read, and steps or blocks taken.
+        Number of rows read, and of steps or blocks taken.
     converged_ : bool
-        Whether the answer is exact, the residual fell below ``tol``, or the game estimates a shortfall below 1%.
-    status_ : str
-        How the run ended: solved, converged, not converged, stopped, interrupted or failed.
-    message_ : str
-        The same in words.
+        Whether the solution is exact, the residual fell below ``tol``, or the game estimates a shortfall below 1%.
+    status_, message_ : str
+        How the run ended (solved, converged, not converged, stopped, interrupted or failed), and why.
     residuals_ : (k,) array
         ``‖A v - λ B v‖ / (‖A‖ ‖v‖ + |λ| ‖B v‖)``.
     heldout_, heldout_error_ : (k,) arrays or None
         Of the game: eigenvalues measured on each batch before it was learned from, and their standard errors; NaN if
         the whole stream fitted in memory.
     history_ : list of dict
-        Snapshots of an iterative solver."""
+        Snapshots of an iterative solver.""",
+    "{pair}": """x_mean_, y_mean_ : arrays
+    single_target_ : bool
+        Whether ``y`` was a vector, so that `predict` gives one.
+    coef_, intercept_ : (dy, dx) and (dy,) arrays
+        Coefficients of `predict`.""",
+    "{graph}": """affinity : {"nearest_neighbors", "rbf", "precomputed"}, another scikit-learn kernel, or a function
+        How to make a graph of the rows. ``"precomputed"``: ``X`` is its symmetric matrix of weights, dense or sparse.
+    gamma : float, optional
+        Coefficient of the kernel. None: one over the number of features.
+    n_neighbors : int, optional
+        Number of nearest neighbours. None: a tenth of the rows.
+    ridge : float
+        Added to the degrees, relative to their mean: needed if a node has no edges.""",
+}
 
-
-#: Rows that are read again after a run that stopped early: they give variances to within a percent.
+#: Number of rows that are read again after a run that stopped early: enough for variances to within a percent.
 STOPPED_ROWS = 2**15
+#: Types that rows are projected in; others are converted to the first.
+FLOATS = [np.float64, np.float32]
 #: Attributes that describe the input and not the solution.
 INPUT = ("n_features_in_", "feature_names_in_", "classes_", "single_target_")
 
 
 @dataclass_transform(eq_default=False, kw_only_default=True)
 def estimator(cls: type[T]) -> type[T]:
-    """Make the annotated settings arguments of ``__init__``, and fill the shared ones into the docstring."""
-    cls.__doc__ = (cls.__doc__ or "").replace("{shared}", SHARED).replace("{learned}", LEARNED)
-    # Only n_components, and n_clusters, may be given by position.
+    """Make a dataclass of an estimator, and fill the shared parts into its docstring."""
+    for name, text in DOCS.items():
+        cls.__doc__ = (cls.__doc__ or "").replace(name, text)
     return dataclass(eq=False, repr=False)(cls)
 
 
 @estimator
 class StreamEstimator(BaseEstimator):
-    """The shell around a problem, a solver and the loop.
-
-    After `partial_fit` the solution is computed when one of its attributes is first read, so a batch costs no more than
-    its sums.
-    """
+    """Fit a problem with a solver. After `partial_fit` the solution is computed when an attribute is first read."""
 
     n_components: int | None = None
     _: KW_ONLY
@@ -106,26 +115,22 @@ class StreamEstimator(BaseEstimator):
     random_state: Any = 0
     verbose: bool = False
 
-    #: From which end of the spectrum; a setting of those estimators that offer it.
+    #: Which end of the spectrum; some estimators make it a setting.
     which = "largest"
-    #: Whether a batch is one array, and a pair of them a mistake.
+    #: Whether a batch is one array, so that a pair of arrays is a mistake.
     _single_view: ClassVar[bool] = False
-
-    # What an estimator adds.
 
     def _problem(self) -> Problem:
         """The problem with these settings."""
         raise NotImplementedError
 
     def _publish(self, result: Result, again: Iterable[Tree]) -> None:
-        """Set the learned attributes; ``again`` gives rows to measure what a streaming solver does not sum."""
+        """Set the learned attributes; a streaming solver measures scores on the rows of ``again``."""
         raise NotImplementedError
 
     def _wanted(self) -> int | None:
         """The number of eigenpairs to solve for."""
         return self.n_components
-
-    # What a user calls.
 
     def fit_stream(
         self,
@@ -136,36 +141,22 @@ class StreamEstimator(BaseEstimator):
         resume: bool = False,
         checkpoint_every: float = 60.0,
     ) -> Any:
-        """Learn from an iterable of batches: tuples of views, or arrays where there is one.
+        """Learn from an iterable of batches: arrays, or tuples of views.
 
         Parameters
         ----------
         batches : iterable
-            Of arrays, sparse matrices or tensors: a list, a generator, `eigenstream.streams.batches`, a PyTorch
-            ``DataLoader``.
+            Arrays, sparse matrices or tensors in a list, a generator, `eigenstream.streams.batches`, a ``DataLoader``.
         callbacks, folder, resume, checkpoint_every
             As in `eigenstream.solve`.
         """
         self._forget()
-        return self._fit_batches(batches, self._run_folder(folder, resume, checkpoint_every), callbacks)
+        return self._fit_batches(batches, callbacks, folder=folder, resume=resume, checkpoint_every=checkpoint_every)
 
     def save(self, folder: str | Path) -> None:
-        """Write the fitted model to ``folder``: ``model.safetensors`` and ``config.json``.
-
-        `eigenstream.load` reads it back. The sums that `partial_fit` would continue from are not written.
-        """
-        from eigenstream.estimators import model_files
-
+        """Write the fitted model to ``folder`` for `eigenstream.load`, without the sums that `partial_fit` needs."""
         check_is_fitted(self)
         model_files.save(self, Path(folder))
-
-    # The glue.
-
-    def _run_folder(self, folder: str | Path | None, resume: bool, every: float) -> RunFolder | None:
-        if folder is None:
-            return None
-        settings = {name: value for name, value in self.get_params().items() if name not in ("verbose", "mesh")}
-        return RunFolder(Path(folder), {"estimator": type(self).__name__, **settings}, resume, every)
 
     def _seed(self) -> int:
         if isinstance(self.random_state, int | np.integer):
@@ -176,30 +167,25 @@ class StreamEstimator(BaseEstimator):
         for name in [name for name in vars(self) if name.endswith("_") or name in ("_run", "_stale")]:
             delattr(self, name)
 
-    def _new_run(self, seed: int) -> Run:
-        return Run(
-            self._problem(),
-            self._wanted(),
-            self.solver,
-            which=self.which,
-            memory_budget=self.memory_budget,
-            precision=self.precision,
-            mesh=self.mesh,
-            half_life=self.half_life,
-            random_state=seed,
-            for_estimator=True,
-            single_view=self._single_view,
-        )
+    def _new_run(self, problem: Problem) -> Run:
+        names = ("which", "memory_budget", "precision", "mesh", "half_life")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
+        options |= {"random_state": self._seed(), "for_estimator": True, "single_view": self._single_view}
+        return Run(problem, self._wanted(), self.solver, **options)
 
     def _batches(self, *views: Any) -> Batches:
         return Batches(views, self.batch_size, True, self._seed())
 
-    def _fit_batches(
-        self, batches: Iterable[Tree] | None, folder: RunFolder | None = None, callbacks: Iterable[Callback] = ()
-    ) -> Any:
-        run = self._new_run(self._seed())
-        options: dict[str, Any] = {"tol": self.tol, "verbose": self.verbose, "callbacks": callbacks, "folder": folder}
-        result = run.through(batches, self.max_epochs, **options)
+    def _run_folder(self, folder: Any = None, resume: bool = False, checkpoint_every: float = 60.0) -> RunFolder | None:
+        if folder is None:
+            return None
+        settings = {name: value for name, value in self.get_params().items() if name not in ("verbose", "mesh")}
+        return RunFolder(Path(folder), {"estimator": type(self).__name__, **settings}, resume, checkpoint_every)
+
+    def _fit_batches(self, batches: Any, callbacks: Any = (), problem: Any = None, **checkpoints: Any) -> Any:
+        run = self._new_run(self._problem() if problem is None else problem)
+        options: dict[str, Any] = {"callbacks": callbacks, "folder": self._run_folder(**checkpoints)}
+        result = run.through(batches, self.max_epochs, tol=self.tol, verbose=self.verbose, **options)
         self._run = run
         once = batches is None or isinstance(batches, Iterator)
         self._learn(result, run.recent if once else _to_measure(batches, run))
@@ -214,19 +200,21 @@ class StreamEstimator(BaseEstimator):
                     "this model was loaded, without the sums that partial_fit would continue from: fit all rows anew, "
                     "with fit_stream(..., folder=...) if more rows are to follow by resume=True"
                 )
-            run = self._new_run(self._seed())
+            run = self._new_run(self._problem())
             run.begin(run.problem.accept(batch))
+        elif not run.engine.takes_more_rows:
+            raise ValueError(
+                "fit subtracted the mean of its own rows, which more rows would change: call partial_fit on a new "
+                f"{type(self).__name__}, from the first row on"
+            )
         run.reopen()
         check_finite(batch)
         for piece in host_batches.pieces(batch, BLOCK_ROWS if run.engine.sums_rows else self.batch_size):
             run.take(piece)
         self._run, self._stale = run, True
-        for name in self._solution():
+        for name in [name for name in vars(self) if name.endswith("_") and name not in INPUT]:
             delattr(self, name)
         return self
-
-    def _solution(self) -> list[str]:
-        return [name for name in vars(self) if name.endswith("_") and name not in INPUT]
 
     def _learn(self, result: Result, again: Iterable[Tree]) -> None:
         self._stale = False
@@ -241,7 +229,7 @@ class StreamEstimator(BaseEstimator):
             warnings.warn(self.message_, ConvergenceWarning, stacklevel=4)
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for attributes that are missing: after partial_fit, those of a solution not computed yet.
+        # Called only for missing attributes: after partial_fit, those of the solution.
         if name.endswith("_") and name not in INPUT and not name.startswith("_") and vars(self).get("_stale"):
             self._learn(self._run.result(), self._run.recent)
             if name in vars(self):
@@ -251,31 +239,69 @@ class StreamEstimator(BaseEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         return "_stale" in vars(self) or "solver_" in vars(self)
 
-    def _checked(self, X: Any, reset: bool, fewest: int) -> Any:
-        """At least ``fewest`` rows, checked by scikit-learn; finite values are checked as the rows are read."""
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_components_
+
+    def _checked(self, X: Any, fewest: int) -> Any:
+        """At least ``fewest`` rows to learn from."""
         if isinstance(X, str | Path):
             raise ValueError(f"X is a path: files go to fit_stream(es.streams.batches({str(X)!r}))")
-        options: dict[str, Any] = {"accept_sparse": "csr", "dtype": "numeric", "ensure_all_finite": False}
-        return validate_data(self, X, reset=reset, ensure_min_samples=fewest, **options)
+        reset = "_run" not in vars(self)
+        return validate_data(self, X, reset=reset, ensure_min_samples=fewest, **row_options(to_fit=True))
 
     def _checked_new(self, X: Any) -> Any:
-        """Rows to apply a fitted model to."""
+        """Rows to apply the fitted model to."""
+        check_is_fitted(self)
         if isinstance(X, str | Path):
             raise ValueError(f"X is a path: give an array, of a .npy file np.load({str(X)!r}, mmap_mode='r')")
-        X = validate_data(self, X, reset=False, accept_sparse="csr", dtype="numeric")
-        return X if X.dtype in (np.float32, np.float64) else X.astype(np.float64)
+        return validate_data(self, X, reset=False, **row_options(to_fit=False))
+
+
+class OneViewMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
+    """The part that PCA and ICA share: components of the rows ``X``."""
+
+    _single_view = True
+
+    def fit(self, X: Any, y: Any = None) -> Any:
+        """Learn from ``X``, an array, memory map or sparse matrix of rows by features."""
+        self._forget()
+        return self._fit_batches(self._batches(self._checked(X, 2)))
+
+    def partial_fit(self, X: Any, y: Any = None) -> Any:
+        """Learn from more rows, one or many."""
+        return self._take(self._checked(X, 1))
+
+    def _set_components(self, W: np.ndarray, mean: np.ndarray) -> None:
+        self.components_ = np.ascontiguousarray(W.T)
+        self.mean_ = mean if self.center else np.zeros_like(mean)
+        self.n_features_in_, self.n_components_ = W.shape
+
+
+def row_options(to_fit: bool) -> dict[str, Any]:
+    """Options of scikit-learn's checks. NaN and infinity in rows to fit are looked for when the rows are read."""
+    return {"accept_sparse": "csr", "dtype": "numeric" if to_fit else FLOATS, "ensure_all_finite": not to_fit}
 
 
 def projected(X: Any, W: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """``(X - mean) W`` in blocks of rows, without a centred copy of all; sparse rows stay sparse."""
-    dtype = X.dtype if X.dtype in (np.float32, np.float64) else np.float64
-    W, mean = W.astype(dtype), mean.astype(dtype)
+    W, mean = W.astype(X.dtype), mean.astype(X.dtype)
     if scipy.sparse.issparse(X):
         return np.asarray(X @ W - mean @ W)
-    out = np.empty((X.shape[0], W.shape[1]), dtype)
+    out = np.empty((X.shape[0], W.shape[1]), X.dtype)
     for lo in range(0, len(X), BLOCK_ROWS):
         out[lo : lo + BLOCK_ROWS] = (X[lo : lo + BLOCK_ROWS] - mean) @ W
     return out
+
+
+def rebuilt(scores: Any, loadings: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Rows from their scores."""
+    return check_array(scores, dtype=FLOATS) @ loadings.T + mean
 
 
 def flat(tree: Tree) -> np.ndarray:
@@ -284,13 +310,12 @@ def flat(tree: Tree) -> np.ndarray:
 
 
 def _to_measure(batches: Any, run: Run) -> Iterator[Tree]:
-    """All rows once more, in large blocks; after a run that stopped early, STOPPED_ROWS of them."""
-    if run.stop is not None:
-        n = 0
-        for batch in map(run.problem.accept, batches):
-            yield batch
-            n += views.n_rows(batch)
-            if n >= STOPPED_ROWS:
-                return
-    else:
-        yield from map(run.problem.accept, batches.in_order(BLOCK_ROWS) if isinstance(batches, Batches) else batches)
+    """All rows once more, in large blocks; after a run that stopped early, the first STOPPED_ROWS."""
+    if run.stop is None and isinstance(batches, Batches):
+        batches = batches.in_order(BLOCK_ROWS)
+    n = 0
+    for batch in map(run.problem.accept, batches):
+        yield batch
+        n += views.n_rows(batch)
+        if run.stop is not None and n >= STOPPED_ROWS:
+            return

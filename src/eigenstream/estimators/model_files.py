@@ -1,4 +1,4 @@
-"""Save and load fitted estimators: ``model.safetensors`` and ``config.json``, which hold no code."""
+"""The files of a fitted estimator, ``model.safetensors`` and ``config.json``; they hold no code."""
 
 from __future__ import annotations
 
@@ -10,28 +10,18 @@ from typing import Any
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from eigenstream.estimators.ica import ICA
-from eigenstream.estimators.lda import LDA
-from eigenstream.estimators.multiview import MultiviewCCA
-from eigenstream.estimators.pairs import CCA, PLS
-from eigenstream.estimators.pca import PCA
-from eigenstream.estimators.spectral import SpectralClustering, SpectralEmbedding
 from eigenstream.run.checkpoint import plain, write_atomically
 from eigenstream.run.result import Status
 from eigenstream.solvers.choice import SOLVERS
 
 FORMAT = 1
 OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
-KINDS: dict[str, type] = {
-    kind.__name__: kind for kind in (CCA, ICA, LDA, MultiviewCCA, PCA, PLS, SpectralClustering, SpectralEmbedding)
-}
 
 
 def save(estimator: Any, folder: Path, **more: Any) -> None:
-    """Write a fitted estimator, with ``more`` plain values in its config."""
+    """Write a fitted estimator, with ``more`` values in its config."""
     tensors: dict[str, np.ndarray] = {}
     values: dict[str, Any] = {}
     estimator.solver_  # noqa: B018 - computes the solution after partial_fit
@@ -52,79 +42,34 @@ def save(estimator: Any, folder: Path, **more: Any) -> None:
         "learned": values,
         **more,
     }
-    # The tensors first, so that a new config is never seen beside an old model.
+    # The tensors first: a new config never lies beside an old model.
     write_atomically(folder / "model.safetensors", save_tensors(tensors))
     write_atomically(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
 
 
-def load(folder: str | Path) -> Any:
-    """Read a fitted estimator that ``save`` or ``eigenstream fit`` wrote. No code is executed.
-
-    Parameters
-    ----------
-    folder : str or Path
-
-    Returns
-    -------
-    estimator
-        Ready for ``transform``, ``predict`` and so on. ``partial_fit`` raises: its sums were not saved.
-
-    Examples
-    --------
-    >>> import tempfile, numpy as np, eigenstream as es
-    >>> X = np.random.default_rng(0).normal(size=(100, 3))
-    >>> folder = tempfile.mkdtemp()
-    >>> pca = es.PCA(n_components=2).fit(X)
-    >>> pca.save(folder)
-    >>> bool((es.load(folder).transform(X) == pca.transform(X)).all())
-    True
-    """
-    folder = Path(folder)
-    path = folder / "config.json"
-    if not path.exists() or not (folder / "model.safetensors").exists():
-        raise FileNotFoundError(f"{folder} holds no finished model: config.json and model.safetensors are needed")
-    config = json.loads(path.read_text())
-    if config.get("format") != FORMAT or config.get("estimator") not in KINDS:
-        raise ValueError(f"{path} is not a model of this version: fit it again")
-    estimator: Any = KINDS[config["estimator"]](**{k: _restored(v) for k, v in config["parameters"].items()})
-    tensors = load_tensors((folder / "model.safetensors").read_bytes())
-    for name in sorted({name.rpartition(".")[0] for name in tensors if "." in name}):
-        count = sum(key.startswith(f"{name}.") for key in tensors)
-        setattr(estimator, name, [tensors.pop(f"{name}.{i}") for i in range(count)])
-    for name, tensor in tensors.items():
-        setattr(estimator, name, tensor)
-    learned = config["learned"]
-    learned["status_"] = saved_status(learned)
-    for name, value in learned.items():
-        setattr(estimator, name, np.array(value) if isinstance(value, list) else value)
-    estimator.solver_ = _restored(config["solver"])
-    estimator.history_ = []
-    return estimator
-
-
 def _parameter(value: Any) -> Any:
-    """A setting as JSON; a solver by its name and settings, and whatever else is no plain value by its name."""
+    """A setting as JSON: a solver as its name and settings; any other object as its name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _parameter(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"solver": type(value).__name__, "settings": fields}
     if isinstance(value, Mesh):
-        # Devices are this machine's.
+        # The devices of this machine mean nothing on another.
         return None
     named = [name for name, optimizer in OPTIMIZERS.items() if value is optimizer]
     return {"optimizer": named[0]} if named else plain(value)
 
 
-def _restored(value: Any) -> Any:
+def restored(value: Any) -> Any:
+    """A setting from its JSON."""
     if not isinstance(value, dict):
         return value
     if "optimizer" in value:
         return OPTIMIZERS.get(value["optimizer"], optax.sgd)
-    kinds = {kind.__name__: kind for kind in SOLVERS.values()}
-    kind = kinds.get(value.get("solver", ""))
+    kind = {kind.__name__: kind for kind in SOLVERS.values()}.get(value.get("solver", ""))
     if kind is None:
         return None
-    settings = {name: _restored(item) for name, item in value["settings"].items()}
-    # A schedule is code, which a model does not carry: only its name was kept, and the default stands in for it.
+    settings = {name: restored(item) for name, item in value["settings"].items()}
+    # A schedule is code, so only its name was saved: use the default in its place.
     return kind(**{name: item for name, item in settings.items() if not isinstance(item, str | list)})
 
 
@@ -132,7 +77,7 @@ def saved_status(learned: dict[str, Any]) -> str:
     """The status in a model's config."""
     if "status_" in learned:
         return learned["status_"]
-    # Models of version 0.1 have no status: only the message tells that a run was interrupted.
+    # Models of version 0.1 have no status, but the message says whether the run was interrupted.
     if learned["message_"].startswith("interrupted"):
         return str(Status.INTERRUPTED)
     return str(Status.CONVERGED if learned["converged_"] else Status.NOT_CONVERGED)

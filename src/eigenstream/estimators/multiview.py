@@ -12,8 +12,8 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 
 from eigenstream import problems
 from eigenstream.core.types import Tree
-from eigenstream.estimators.base import StreamEstimator, estimator, projected
-from eigenstream.estimators.scores import correlations, measure, variances
+from eigenstream.estimators.base import StreamEstimator, estimator, projected, rebuilt, row_options
+from eigenstream.estimators.scores import correlations, measure
 from eigenstream.run.result import Result
 
 
@@ -24,22 +24,22 @@ class MultiviewCCA(TransformerMixin, StreamEstimator):
     Parameters
     ----------
     n_components : int, optional
-        How many; None for all there are.
+        Number of components. None: all.
     ridge : float
         Added to each view's covariance, relative to its mean eigenvalue.
     center : {True, False, "running"}
-        Whether to take off the means.
+        Whether to subtract the means.
     which : {"largest", "smallest"}
     {shared}
 
     Attributes
     ----------
     weights_ : list of (d, k) arrays
-        One a view, scaled so that its projections have unit variance.
+        One per view, scaled so that its scores have unit variance.
     correlations_ : (k,) array
         The mean correlation over all pairs of views.
     eigenvalues_ : (k,) array
-        Of the problem, at most the number of views less one.
+        Eigenvalues of the problem, at most the number of views less one.
     loadings_ : list of (d, k) arrays
         Covariances of features with their own view's scores.
     means_ : list of arrays
@@ -66,56 +66,52 @@ class MultiviewCCA(TransformerMixin, StreamEstimator):
     def _problem(self) -> problems.Problem:
         return problems.multiview(center=self.center, ridge=self.ridge)
 
-    def _views(self, views: Any, finite: bool) -> tuple[Any, ...]:
+    def _views(self, views: Any, to_fit: bool) -> tuple[Any, ...]:
         if not isinstance(views, list | tuple) or len(views) < 2:
             raise ValueError(f"views is {type(views).__name__}: give a list of two or more arrays with the same rows")
-        checked = [check_array(v, accept_sparse="csr", dtype="numeric", ensure_all_finite=finite) for v in views]
+        checked = tuple(check_array(view, **row_options(to_fit)) for view in views)
         check_consistent_length(*checked)
-        widths = tuple(v.shape[1] for v in checked)
-        if finite and widths != tuple(len(mean) for mean in self.means_):
-            fitted = [len(mean) for mean in self.means_]
-            raise ValueError(f"the views have {list(widths)} features, but were fitted with {fitted}")
-        return tuple(v if v.dtype.kind == "f" or not finite else v.astype(np.float64) for v in checked)
+        if not to_fit:
+            widths, fitted = [view.shape[1] for view in checked], [len(mean) for mean in self.means_]
+            if widths != fitted:
+                raise ValueError(f"the views have {widths} features, but were fitted with {fitted}")
+        return checked
 
     def fit(self, views: Any, y: Any = None) -> MultiviewCCA:
-        """Learn from a list of views, arrays, memory maps or sparse matrices with the same rows."""
+        """Learn from a list of views: arrays, memory maps or sparse matrices with the same rows."""
         self._forget()
-        return self._fit_batches(self._batches(*self._views(views, finite=False)))
+        return self._fit_batches(self._batches(*self._views(views, to_fit=True)))
 
     def partial_fit(self, views: Any, y: Any = None) -> MultiviewCCA:
-        """Learn from some more rows of all views, one or many."""
-        return self._take(self._views(views, finite=False))
+        """Learn from more rows of all views, one or many."""
+        return self._take(self._views(views, to_fit=True))
 
     def _publish(self, result: Result, again: Iterable[Tree]) -> None:
-        W, self.means_, measured = measure(self, result, again)
-        deviations = np.sqrt(variances(measured))
-        self.weights_ = [w / s for w, s in zip(W, deviations, strict=True)]
-        self.loadings_ = [load / s for load, s in zip(measured.loadings, deviations, strict=True)]
-        self.n_components_ = W[0].shape[1]
-        pairs = np.triu_indices(len(W), 1)
-        scaled = measured.across / (deviations[:, None] * deviations[None])
-        self.correlations_ = scaled[pairs].mean(0)
+        measured = measure(self, result, again)
+        measured = measured.scaled(measured.deviations())
+        self.weights_, self.means_, self.loadings_ = measured.weights, measured.means, measured.loadings
+        self.n_components_ = measured.across.shape[2]
+        self.correlations_ = measured.across[np.triu_indices(len(self.weights_), 1)].mean(0)
 
     def transform(self, views: Any) -> list[np.ndarray]:
         """The scores of every view."""
         check_is_fitted(self)
-        parts = zip(self._views(views, finite=True), self.weights_, self.means_, strict=True)
+        parts = zip(self._views(views, to_fit=False), self.weights_, self.means_, strict=True)
         return [projected(x, w, mean) for x, w, mean in parts]
 
     def inverse_transform(self, scores: Any) -> list[np.ndarray]:
-        """Every view from its scores by the loadings."""
+        """Every view from its scores and loadings."""
         check_is_fitted(self)
         parts = zip(scores, self.loadings_, self.means_, strict=True)
-        return [check_array(z) @ load.T + mean for z, load, mean in parts]
+        return [rebuilt(z, load, mean) for z, load, mean in parts]
 
     def score(self, views: Any, y: Any = None) -> float:
-        """The mean correlation of matching projections over all pairs of views and all components."""
+        """The mean correlation of matching scores over all pairs of views and all components."""
         T = self.transform(views)
         return float(np.mean([correlations(T[i], T[j]) for i in range(len(T)) for j in range(i)]))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        # A list of views: scikit-learn's generic checks, which pass one array, do not apply.
+        # The input is a list of views: scikit-learn's generic checks, which pass one array, do not apply.
         tags.input_tags.two_d_array = False
         return tags

@@ -7,29 +7,28 @@ from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_array, check_is_fitted
+from sklearn.utils.validation import check_is_fitted
 
 from eigenstream import problems
 from eigenstream.core.types import Tree
-from eigenstream.estimators.base import StreamEstimator, estimator, flat, projected
+from eigenstream.estimators.base import OneViewMixin, StreamEstimator, estimator, flat, projected, rebuilt
 from eigenstream.run.result import Result
 
 
 @estimator
-class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
+class PCA(OneViewMixin, StreamEstimator):
     """Principal components, from arrays or streams.
 
     Parameters
     ----------
     n_components : int, optional
-        How many; None for all there are.
+        Number of components. None: all.
     center : {True, False, "running"}
-        Whether to take off the mean; see `eigenstream.problems.pca`.
+        Whether to subtract the mean; see `eigenstream.problems.pca`.
     whiten : bool
         Whether `transform` scales the components to unit variance.
     which : {"largest", "smallest"}
-        Of which variance.
+        Which variances.
     {shared}
 
     Attributes
@@ -39,7 +38,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
     explained_variance_, explained_variance_ratio_, singular_values_ : (k,) arrays
     mean_ : (d,) array
     noise_variance_ : float
-        The mean variance of the directions left out.
+        Mean variance of the other directions.
     n_components_, n_features_in_ : int
     {learned}
 
@@ -59,19 +58,8 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
     whiten: bool = False
     which: str = "largest"
 
-    _single_view = True
-
     def _problem(self) -> problems.Problem:
         return problems.pca(center=self.center)
-
-    def fit(self, X: Any, y: Any = None) -> PCA:
-        """Learn the components of ``X``, an array, memory map or sparse matrix of rows by features."""
-        self._forget()
-        return self._fit_batches(self._batches(self._checked(X, True, 2)))
-
-    def partial_fit(self, X: Any, y: Any = None) -> PCA:
-        """Learn from some more rows, one or many."""
-        return self._take(self._checked(X, "_run" not in vars(self), 1))
 
     def _publish(self, result: Result, again: Iterable[Tree]) -> None:
         assert result.summary is not None
@@ -79,9 +67,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
         n, scatter = float(result.summary.counts[0]), float(result.summary.scatter)
         d, k = W.shape
         total = scatter / (n - 1) if self.center else scatter / n + mean @ mean
-        self.mean_ = mean if self.center else np.zeros(d)
-        self.n_features_in_, self.n_components_ = d, k
-        self.components_ = np.ascontiguousarray((W / np.linalg.norm(W, axis=0)).T)
+        self._set_components(W / np.linalg.norm(W, axis=0), mean)
         self.explained_variance_ = np.maximum(result.eigenvalues, 0)
         self.explained_variance_ratio_ = self.explained_variance_ / total if total > 0 else np.zeros(k)
         self.singular_values_ = np.sqrt(self.explained_variance_ * (n - bool(self.center)))
@@ -89,31 +75,26 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
         self.noise_variance_ = float(rest / (min(d, n) - k)) if k < min(d, n) else 0.0
 
     @property
-    def _n_features_out(self) -> int:
-        return self.components_.shape[0]
-
-    @property
     def loadings_(self) -> np.ndarray:
-        """(d, k): components scaled by their deviations, the covariances of features with whitened scores."""
+        """(d, k): components times their standard deviations, the covariances of features with whitened scores."""
         return self.components_.T * np.sqrt(self.explained_variance_)
 
     def _deviations(self) -> np.ndarray:
         return np.sqrt(np.maximum(self.explained_variance_, np.finfo(np.float64).tiny))
 
     def transform(self, X: Any) -> np.ndarray:
-        """The components' scores of every row."""
-        check_is_fitted(self)
+        """The scores of every row."""
         Z = projected(self._checked_new(X), self.components_.T, self.mean_)
         return Z / self._deviations().astype(Z.dtype) if self.whiten else Z
 
     def inverse_transform(self, X: Any) -> np.ndarray:
-        """Rows from their scores, up to what lies outside the components."""
+        """Rows from their scores: the projections of the rows on the components."""
         check_is_fitted(self)
-        Z = check_array(X, dtype=[np.float64, np.float32])
-        return (Z * self._deviations() if self.whiten else Z) @ self.components_ + self.mean_
+        loadings = self.components_.T * self._deviations() if self.whiten else self.components_.T
+        return rebuilt(X, loadings, self.mean_)
 
     def get_covariance(self) -> np.ndarray:
-        """The covariance of the model: the components' part, and ``noise_variance_`` in all other directions."""
+        """The covariance of the model: that of the components, and ``noise_variance_`` in all other directions."""
         check_is_fitted(self)
         excess = np.maximum(self.explained_variance_ - self.noise_variance_, 0)
         return (self.components_.T * excess) @ self.components_ + self.noise_variance_ * np.eye(self.n_features_in_)
@@ -124,11 +105,10 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
 
     def score_samples(self, X: Any) -> np.ndarray:
         """The log-likelihood of every row under the model of `get_covariance` (Tipping and Bishop, 1999)."""
-        check_is_fitted(self)
         X = self._checked_new(X)
         Z = projected(X, self.components_.T, self.mean_)
         d, k = self.n_features_in_, self.n_components_
-        # A model without noise gives rows outside its components next to no chance, rather than none at all.
+        # Without noise the density outside the components is 0: a tiny variance keeps the logarithm finite.
         noise = max(self.noise_variance_, np.finfo(np.float64).eps * float(self.explained_variance_.max()))
         variances = np.maximum(self.explained_variance_, noise)
         value = d * np.log(2 * np.pi) + np.log(variances).sum() + (Z**2 / variances).sum(1)
@@ -144,6 +124,5 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StreamEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags

@@ -1,4 +1,4 @@
-"""Which correlations are more than chance."""
+"""Permutation tests of canonical correlations."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import scipy.linalg
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
+from eigenstream.core.checks import check_count
 from eigenstream.estimators.pairs import CCA, PLS
 
 
 class PermutationTest(NamedTuple):
-    """The outcome of `permutation_test`."""
+    """The result of `permutation_test`."""
 
     #: (k,): correlations of CCA, covariances of PLS.
     statistics: np.ndarray
-    #: (k,): the probability of a statistic as large without any relation; never falls from one component to the next.
+    #: (k,): probabilities of a statistic as large if the views are independent; they never decrease.
     p_values: np.ndarray
-    #: (n_permutations, k): what chance gave.
+    #: (n_permutations, k): statistics of the permuted rows.
     null: np.ndarray
 
 
@@ -28,18 +29,18 @@ def permutation_test(
 ) -> PermutationTest:
     """Test every component of CCA or PLS against rows of ``y`` in random order.
 
-    Each component is tested in what the ones before it leave over, and takes the largest p-value so far, which keeps
-    the chance of any false finding at the level of the test (Winkler, Renaud, Smith and Nichols, 2020). Rows must be
-    exchangeable: no trend, no blocks. All dimensions of both views are used, in memory.
+    The components before the tested one are removed first. Its p-value is at least that of every component before it,
+    which controls the family-wise error rate (Winkler, Renaud, Smith and Nichols, 2020). Rows must be exchangeable: no
+    trend, no blocks. Both views are held in memory as dense arrays.
 
     Parameters
     ----------
     estimator : CCA or PLS
-        Its ``n_components``, ``ridge`` and ``center`` are used; it need not be fitted and is not changed.
+        Gives ``n_components``, ``ridge`` and ``center``. It need not be fitted and is not changed.
     X, y : arrays
         The two views.
     n_permutations : int
-        The smallest p-value is one over one more than this.
+        The smallest possible p-value is ``1 / (n_permutations + 1)``.
     random_state : int, RandomState or None
 
     Returns
@@ -58,13 +59,11 @@ def permutation_test(
     """
     if not isinstance(estimator, CCA | PLS):
         raise ValueError(f"estimator is {type(estimator).__name__}: give a CCA or a PLS")
-    if not (isinstance(n_permutations, int | np.integer) and n_permutations >= 1):
-        raise ValueError(f"n_permutations={n_permutations!r}: give a whole number of at least 1")
-    views = clone(estimator)._both(X, y, True, 2)
-    bases = [_basis(view, estimator) for view in views]
+    check_count("n_permutations", n_permutations)
+    bases = [_basis(view, estimator) for view in clone(estimator)._both(X, y, 2)]
     U, statistics, Vt = scipy.linalg.svd(bases[0].T @ bases[1])
     k = min(len(statistics), estimator.n_components or len(statistics))
-    # Both views in the coordinates of their components, so that leaving out the first is leaving out columns.
+    # In the coordinates of the components, removing the first components is dropping columns.
     T, R = bases[0] @ U, bases[1] @ Vt.T
     generator = check_random_state(random_state)
     null = np.empty((n_permutations, k))
@@ -76,7 +75,7 @@ def permutation_test(
 
 
 def _basis(view: Any, estimator: CCA | PLS) -> np.ndarray:
-    """Rows such that the product of two views' is their correlation (CCA) or covariance (PLS)."""
+    """Scaled rows: the product of two views is their correlation after whitening (CCA) or their covariance (PLS)."""
     X = np.asarray(view.toarray() if hasattr(view, "toarray") else view, np.float64)
     X = X - X.mean(0) if estimator.center else X
     X = X / np.sqrt(len(X) - bool(estimator.center))
@@ -84,6 +83,6 @@ def _basis(view: Any, estimator: CCA | PLS) -> np.ndarray:
         return X
     U, s, _ = scipy.linalg.svd(X, full_matrices=False)
     keep = s > max(X.shape) * np.finfo(np.float64).eps * s[0]
-    # With a ridge, whitening by (C + rI) leaves singular directions shrunk rather than of unit length.
-    bump = estimator.ridge * (s**2).sum() / X.shape[1]
-    return U[:, keep] * (s[keep] / np.sqrt(s[keep] ** 2 + bump))
+    # Whitening by C + ridge · I shrinks the singular directions.
+    ridge = estimator.ridge * (s**2).sum() / X.shape[1]
+    return U[:, keep] * (s[keep] / np.sqrt(s[keep] ** 2 + ridge))

@@ -15,31 +15,63 @@ from eigenstream.run.result import Result
 
 
 class Measured(NamedTuple):
-    """Covariances of scores and features, for eigenvectors ``W`` of several views."""
+    """The eigenvectors of several views, and covariances of their scores and features."""
 
-    #: (views, views, k): the covariance of component i's scores in one view and in another.
+    #: One ``(d, k)`` array per view: the eigenvectors.
+    weights: list[np.ndarray]
+    #: One ``(d,)`` array per view: the means that are subtracted.
+    means: list[np.ndarray]
+    #: (views, views, k): covariances of a component's scores in two views.
     across: np.ndarray
     #: (views, k, k): covariances of the scores within each view.
     within: np.ndarray
-    #: One ``(d, k)`` array a view: the covariances of its features and scores.
+    #: One ``(d, k)`` array per view: covariances of its features and scores.
     loadings: list[np.ndarray]
-    #: (d, k): the covariances of the last view's features and the first view's scores.
+    #: (d, k): covariances of the last view's features and the first view's scores.
     towards: np.ndarray
 
+    def deviations(self) -> np.ndarray:
+        """(views, k): standard deviations of the scores; 1 for a constant score."""
+        variances = np.einsum("iik->ik", self.across)
+        return np.sqrt(np.where(variances > 0, variances, 1))
 
-def measured_from_covariance(C: np.ndarray, W: list[np.ndarray]) -> Measured:
-    """From the covariance of all views side by side."""
+    def scaled(self, scale: np.ndarray) -> Measured:
+        """The same for eigenvectors divided by ``scale``, of shape (views, k)."""
+        return Measured(
+            [w / s for w, s in zip(self.weights, scale, strict=True)],
+            self.means,
+            self.across / (scale[:, None] * scale),
+            self.within / (scale[:, :, None] * scale[:, None]),
+            [load / s for load, s in zip(self.loadings, scale, strict=True)],
+            self.towards / scale[0],
+        )
+
+
+def measure(estimator: Any, result: Result, again: Iterable[Tree]) -> Measured:
+    """Measure by the covariance of an exact solver; for any other solver, read the rows ``again``."""
+    assert result.summary is not None
+    W = [flat(view) for view in result.eigenvectors]
+    means = [flat(view)[:, 0] for view in result.summary.means]
+    means = means if estimator.center else [np.zeros_like(mean) for mean in means]
+    covariance = estimator._run.engine.covariance()
+    if covariance is not None:
+        return _from_covariance(covariance, W, means)
+    return _from_rows(again, W, means, int(bool(estimator.center)))
+
+
+def _from_covariance(C: np.ndarray, W: list[np.ndarray], means: list[np.ndarray]) -> Measured:
+    """Measure by the covariance of all views side by side."""
     ends = np.cumsum([0] + [len(w) for w in W])
     parts = [slice(a, b) for a, b in itertools.pairwise(ends)]
     named = list(zip(W, parts, strict=True))
     across = np.array([[np.einsum("ik,ik->k", w, C[p, q] @ u) for u, q in named] for w, p in named])
     loadings = [C[p, p] @ w for w, p in named]
     within = np.array([w.T @ load for w, load in zip(W, loadings, strict=True)])
-    return Measured(across, within, loadings, C[parts[-1], parts[0]] @ W[0])
+    return Measured(W, means, across, within, loadings, C[parts[-1], parts[0]] @ W[0])
 
 
-def measured_from_rows(batches: Iterable[Tree], W: list[np.ndarray], means: list[np.ndarray], dof: int) -> Measured:
-    """From the rows themselves, read once; ``dof`` is 1 where their mean was estimated."""
+def _from_rows(batches: Iterable[Tree], W: list[np.ndarray], means: list[np.ndarray], dof: int) -> Measured:
+    """Measure on the rows, read once; ``dof`` is 1 if their mean was estimated."""
     n, m, k = 0, len(W), W[0].shape[1]
     total, loadings, towards = np.zeros((m * k, m * k)), [np.zeros_like(w) for w in W], np.zeros_like(W[-1])
     for batch in batches:
@@ -56,7 +88,7 @@ def measured_from_rows(batches: Iterable[Tree], W: list[np.ndarray], means: list
     blocks = total.reshape(m, k, m, k) / (n - dof)
     within = np.array([blocks[i, :, i] for i in range(m)])
     loadings = [load / (n - dof) for load in loadings]
-    return Measured(np.einsum("ikjk->ijk", blocks), within, loadings, towards / (n - dof))
+    return Measured(W, means, np.einsum("ikjk->ijk", blocks), within, loadings, towards / (n - dof))
 
 
 def _covary(x: Any, mean: np.ndarray, T: np.ndarray) -> np.ndarray:
@@ -64,31 +96,8 @@ def _covary(x: Any, mean: np.ndarray, T: np.ndarray) -> np.ndarray:
     return np.asarray(x.T @ T.astype(x.dtype)) - np.outer(mean, T.sum(0))
 
 
-def measure(
-    estimator: Any, result: Result, again: Iterable[Tree]
-) -> tuple[list[np.ndarray], list[np.ndarray], Measured]:
-    """Every view's eigenvectors and mean, and the covariances of its scores.
-
-    An exact solver's statistics tell them; for any other the rows are read once more.
-    """
-    assert result.summary is not None
-    W = [flat(view) for view in result.eigenvectors]
-    means = [flat(view)[:, 0] for view in result.summary.means]
-    means = means if estimator.center else [np.zeros_like(mean) for mean in means]
-    covariance = estimator._run.engine.covariance()
-    if covariance is not None:
-        return W, means, measured_from_covariance(covariance, W)
-    return W, means, measured_from_rows(again, W, means, int(bool(estimator.center)))
-
-
-def variances(measured: Measured) -> np.ndarray:
-    """(views, k): of the scores; a view that a component leaves out has none."""
-    variances = np.einsum("iik->ik", measured.across)
-    return np.where(variances > 0, variances, 1)
-
-
 def correlations(T: np.ndarray, U: np.ndarray, weight: Any = None) -> np.ndarray:
-    """Correlations of matching columns; zero where one is constant."""
+    """Correlations of matching columns; 0 if one is constant."""
     weight = np.ones(len(T)) if weight is None else np.asarray(weight, np.float64)
     T, U = (np.asarray(Z, np.float64) - np.average(Z, 0, weight) for Z in (T, U))
     spread = np.sqrt((weight @ T**2) * (weight @ U**2))

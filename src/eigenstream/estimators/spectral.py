@@ -1,11 +1,10 @@
-"""Embeddings and clusters from a graph's Laplacian."""
+"""Embeddings and clusters by the Laplacian of a graph."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,43 +17,22 @@ from sklearn.utils.validation import validate_data
 from eigenstream import problems
 from eigenstream.core.types import Tree
 from eigenstream.estimators.base import StreamEstimator, estimator, flat
-from eigenstream.run.loop import Callback
 from eigenstream.run.result import Result
 
 
 class GraphMixin:
-    """What estimators of a graph share: rows, a matrix or a stream of edges become its Laplacian."""
+    """The part that estimators of a graph share: the Laplacian of rows, of a matrix or of a stream of edges."""
 
-    affinity: Any
-    gamma: float | None
-    n_neighbors: int | None
-    ridge: float
-    memory_budget: float
     which = "smallest"
-    _fit_batches: Any
-    _forget: Any
-    _run_folder: Any
-    _posed: Any
-    _wanted: Any
-    _run: Any
 
-    def fit(self, X: Any, y: Any = None) -> Any:
+    def fit(self: Any, X: Any, y: Any = None) -> Any:
         """Learn from rows by features, or from a symmetric matrix of weights if ``affinity="precomputed"``."""
         self._forget()
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
         self.affinity_matrix_ = self._affinity(X)
-        return self._posing(problems.laplacian(self.affinity_matrix_, ridge=self.ridge), None)
+        return self._fit_graph(problems.laplacian(self.affinity_matrix_, ridge=self.ridge), X.shape[0], None)
 
-    def fit_stream(
-        self,
-        batches: Iterable[Tree],
-        *,
-        n_nodes: int | None = None,
-        callbacks: Iterable[Callback] = (),
-        folder: str | Path | None = None,
-        resume: bool = False,
-        checkpoint_every: float = 60.0,
-    ) -> Any:
+    def fit_stream(self: Any, batches: Iterable[Tree], *, n_nodes: int | None = None, **options: Any) -> Any:
         """Learn from a stream of edges, each undirected edge once.
 
         Parameters
@@ -62,7 +40,7 @@ class GraphMixin:
         batches : iterable
             Tuples ``(sources, targets)`` or ``(sources, targets, weights)`` of arrays.
         n_nodes : int, optional
-            The number of nodes. Left out, a first pass finds the largest, which needs an iterable that starts anew.
+            Number of nodes. Default: found in a first pass, which needs an iterable that starts anew.
         callbacks, folder, resume, checkpoint_every
             As in `eigenstream.solve`.
         """
@@ -71,27 +49,18 @@ class GraphMixin:
             if isinstance(batches, Iterator):
                 raise ValueError("n_nodes must be given for a stream that can be read once only")
             n_nodes = 1 + max((max(np.max(i), np.max(j)) for i, j, *_ in batches), default=-1)
-        problem = problems.laplacian(n_nodes=int(n_nodes), ridge=self.ridge)
-        return self._posing(problem, batches, self._run_folder(folder, resume, checkpoint_every), callbacks)
+        n_nodes = int(n_nodes)
+        return self._fit_graph(problems.laplacian(n_nodes=n_nodes, ridge=self.ridge), n_nodes, batches, **options)
 
-    def _posing(self, problem: Any, batches: Any, *options: Any) -> Any:
-        nodes = problem.A.shape[0] if batches is None else problem.n_nodes
+    def _fit_graph(self: Any, problem: problems.Problem, nodes: int, batches: Any, **options: Any) -> Any:
         if self._wanted() is None and 6 * 8 * nodes**2 > self.memory_budget:
-            raise ValueError(
-                f"n_components=None: all components of {nodes} nodes do not fit memory_budget; give a number"
-            )
-        self._posed = problem
-        try:
-            return self._fit_batches(batches, *options)
-        finally:
-            # The graph can be large, and nothing goes on from it.
-            del self._posed
-            vars(self).pop("_run", None)
+            raise ValueError(f"n_components=None: all {nodes} components do not fit memory_budget; give a number")
+        self._fit_batches(batches, problem=problem, **options)
+        # The run holds the graph, which can be large, and there is no partial_fit that would need it.
+        del self._run
+        return self
 
-    def _problem(self) -> problems.Problem:
-        return self._posed
-
-    def _affinity(self, X: Any) -> Any:
+    def _affinity(self: Any, X: Any) -> Any:
         if X.shape[0] == X.shape[1] and self.affinity != "precomputed":
             warnings.warn('X is square: if it is a graph, give affinity="precomputed"', stacklevel=3)
         if self.affinity == "precomputed":
@@ -100,9 +69,8 @@ class GraphMixin:
             return X
         if self.affinity == "nearest_neighbors":
             n = X.shape[0]
-            # Each row is its own first neighbour.
-            neighbours = max(n // 10, 2) if self.n_neighbors is None else min(self.n_neighbors, n)
-            graph = kneighbors_graph(X, neighbours, include_self=True)
+            neighbors = max(n // 10, 2) if self.n_neighbors is None else min(self.n_neighbors, n)
+            graph = kneighbors_graph(X, neighbors, include_self=True)
             return (graph + graph.T) / 2
         if not (callable(self.affinity) or isinstance(self.affinity, str)):
             raise ValueError(
@@ -112,36 +80,28 @@ class GraphMixin:
         options = {} if callable(self.affinity) else {"filter_params": True, "gamma": gamma}
         return pairwise_kernels(X, metric=self.affinity, **options)
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self: Any) -> Any:
         tags = super().__sklearn_tags__()  # type: ignore[misc]
-        tags.input_tags.sparse = True
         tags.input_tags.pairwise = self.affinity == "precomputed"
         return tags
 
 
 @estimator
 class SpectralEmbedding(GraphMixin, StreamEstimator):
-    """Laplacian eigenmaps: nodes placed by the eigenvectors of ``L v = λ D v`` with the smallest eigenvalues.
+    """Laplacian eigenmaps: coordinates of nodes by the eigenvectors of ``L v = λ D v`` with the smallest eigenvalues.
 
     Parameters
     ----------
     n_components : int, optional
-        How many, the constant one not counted; None for all there are.
-    affinity : {"nearest_neighbors", "rbf", "precomputed"}, another kernel of scikit-learn's, or a function
-        How rows become a graph; ``"precomputed"``: ``X`` is its symmetric matrix of weights, dense or sparse.
-    gamma : float, optional
-        Of the kernel; one over the number of features by default.
-    n_neighbors : int, optional
-        Of the nearest neighbours; a tenth of the rows by default.
-    ridge : float
-        Added to the degrees, relative to their mean: needed if a node has no edges.
+        Number of eigenvectors, without the constant one. None: all.
+    {graph}
     {shared}
 
     Attributes
     ----------
     embedding_ : (n, k) array
     eigenvalues_ : (k,) array
-        From 0, of one connected piece each, up to 2.
+        Between 0, once for each connected part, and 2.
     affinity_matrix_ : (n, n) array or sparse matrix
     {learned}
 
@@ -170,7 +130,7 @@ class SpectralEmbedding(GraphMixin, StreamEstimator):
         self.residuals_ = self.residuals_[1:]
 
     def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
-        """Fit and give ``embedding_``."""
+        """Fit, and give ``embedding_``."""
         return self.fit(X).embedding_
 
 
@@ -182,24 +142,17 @@ class SpectralClustering(GraphMixin, ClusterMixin, StreamEstimator):
     ----------
     n_clusters : int
     n_components : int, optional
-        Eigenvectors, the constant one counted; ``n_clusters`` by default, as in scikit-learn.
-    affinity : {"rbf", "nearest_neighbors", "precomputed"}, another kernel of scikit-learn's, or a function
-        How rows become a graph; ``"precomputed"``: ``X`` is its symmetric matrix of weights, dense or sparse.
-    gamma : float
-        Of the kernel.
-    n_neighbors : int
-        Of the nearest neighbours.
+        Number of eigenvectors, with the constant one. Default: ``n_clusters``, as in scikit-learn.
+    {graph}
     n_init : int
-        Starts of k-means, of which the best is kept.
-    ridge : float
-        Added to the degrees, relative to their mean: needed if a node has no edges.
+        Number of starts of k-means; the best result is kept.
     {shared}
 
     Attributes
     ----------
     labels_ : (n,) array
     embedding_ : (n, k) array
-        What k-means saw.
+        The points that k-means clusters.
     affinity_matrix_ : (n, n) array or sparse matrix
     {learned}
 
