@@ -1,7 +1,7 @@
-"""One program on many hosts, by JAX's distributed runtime: every process does the same steps, each with its own rows.
+"""Run one program on many hosts by JAX's distributed runtime. Every process takes the same steps with its own rows.
 
-Arrays are shared out over the devices of all processes as over those of one, so the steps know nothing of it. What is
-decided on a host, when to save and when to stop, is agreed on. Nothing here acts where there is one process.
+Arrays are sharded over the devices of all processes, so the steps are the same as in one process. Decisions on the
+host (when to save, when to stop) are made together. With one process nothing here has an effect.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ from jax.experimental import multihost_utils
 
 __all__ = ["initialize"]
 
-#: Seconds without a sign of life after which JAX takes a process for lost, and ends the others.
+#: JAX ends the job when a process has sent no heartbeat for this many seconds.
 HEARTBEAT = 20
-#: Seconds to connect in, and to find out that a process is lost in before an error is taken for another.
-CONNECT, GRACE = 60, 3
-#: Where process 0 tells its port, and the word of a process that has come to its end; other words are who is lost.
-_PORT, _DONE = "eigenstream/port", 2**32 - 1
+#: Seconds allowed for connecting.
+CONNECT = 60
+#: Seconds to wait after a JAX error, in case it was caused by a lost process.
+GRACE = 3
+#: Key under which process 0 publishes its port.
+_PORT = "eigenstream/port"
+#: Message of a process that ends without an error. Any other message is the number of a lost process.
+_DONE = 2**32 - 1
 
 log = logging.getLogger("eigenstream")
 
@@ -39,111 +43,98 @@ log = logging.getLogger("eigenstream")
 def initialize(
     coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> None:
-    """Join the other processes of this job; to be called before anything touches a device.
+    """Join the other processes of this job. Call it before anything uses a device.
 
     Parameters
     ----------
     coordinator_address : str, optional
         Host and port of process 0, such as ``"10.0.0.1:1234"``.
     num_processes, process_id : int, optional
-        How many there are, and which this one is.
+        Number of processes, and the number of this one, counted from 0.
 
     Notes
     -----
-    What is left out comes from ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID``, or from what
-    SLURM, Open MPI and Kubernetes tell JAX. See docs/many_hosts.md.
+    Defaults: ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID``, or the environment of SLURM,
+    Open MPI or Kubernetes. See docs/many_hosts.md.
     """
-
-    def whole(given: int | None, name: str) -> int | None:
-        value = os.environ.get(name)
-        if given is None and value is not None and not value.isdigit():
-            raise ValueError(f"{name}={value!r}: give a whole number")
-        return int(value) if given is None and value is not None else given
-
-    num_processes, process_id = whole(num_processes, "JAX_NUM_PROCESSES"), whole(process_id, "JAX_PROCESS_ID")
+    numbers = _from_environment(num_processes, "JAX_NUM_PROCESSES"), _from_environment(process_id, "JAX_PROCESS_ID")
+    timeouts: Any = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": HEARTBEAT}
     try:
-        jax.distributed.initialize(
-            coordinator_address,
-            num_processes,
-            process_id,
-            heartbeat_timeout_seconds=HEARTBEAT,
-            shutdown_timeout_seconds=HEARTBEAT,
-        )
+        jax.distributed.initialize(coordinator_address, *numbers, **timeouts)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"the other processes are not known ({error}): set JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES "
             "and JAX_PROCESS_ID, or start under SLURM, Open MPI or Kubernetes"
         ) from error
     if count() > 1:
-        _watch()
+        _watch_peers()
+
+
+def _from_environment(given: int | None, name: str) -> int | None:
+    value = os.environ.get(name)
+    if given is not None or value is None:
+        return given
+    if not value.isdigit():
+        raise ValueError(f"{name}={value!r}: give a whole number")
+    return int(value)
 
 
 def count() -> int:
-    """Processes of this job."""
+    """The number of processes."""
     return jax.process_count()
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes what is written once."""
+    """Whether this is process 0, which writes the files and prints."""
     return jax.process_index() == 0
 
 
 def wait(name: str) -> None:
-    """Until all processes are here."""
+    """Wait until all processes have called this."""
     if count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
 def agreed(*flags: bool) -> tuple[bool, ...]:
-    """For every flag whether any process has it up."""
+    """For every flag, whether it is set in any process."""
     if count() == 1:
         return flags
-    up = np.asarray(multihost_utils.process_allgather(np.array(flags)))
-    return tuple(bool(up[:, i].any()) for i in range(len(flags)))
+    return tuple(bool(column.any()) for column in np.stack(of_all(np.array(flags))).T)
 
 
 def of_all(tree: Any) -> list[Any]:
-    """What each process has in the place of this tree of host arrays, in their order."""
+    """Gather a tree of host arrays, equal in shapes, from every process; one tree per process."""
     if count() == 1:
         return [tree]
+
+    def gather(leaf: Any) -> list[np.ndarray]:
+        array = np.asarray(leaf)
+        # Sent as bytes, because JAX would round float64.
+        raw = np.asarray(multihost_utils.process_allgather(np.frombuffer(array.tobytes(), np.uint8)))
+        return [np.frombuffer(own.tobytes(), array.dtype).reshape(array.shape) for own in raw]
+
     leaves, structure = jax.tree.flatten(tree)
-    # As bytes: JAX would round float64 off.
-    found = [np.asarray(multihost_utils.process_allgather(_bytes(leaf))) for leaf in leaves]
-    return [
-        jax.tree.unflatten(structure, [_array(all_[p], leaf) for all_, leaf in zip(found, leaves, strict=True)])
-        for p in range(count())
-    ]
+    gathered = [gather(leaf) for leaf in leaves]
+    return [jax.tree.unflatten(structure, [own[p] for own in gathered]) for p in range(count())]
 
 
-def _bytes(leaf: Any) -> np.ndarray:
-    return np.frombuffer(np.ascontiguousarray(leaf).tobytes(), np.uint8)
-
-
-def _array(raw: np.ndarray, like: Any) -> np.ndarray:
-    return np.frombuffer(raw.tobytes(), np.asarray(like).dtype).reshape(np.shape(like))
-
-
-def joined_rows(part: np.ndarray, start: int, total: int) -> np.ndarray:
-    """Values ``(..., total)`` of all rows of a batch, of which this process has those from ``start`` on."""
+def gather_rows(part: np.ndarray, start: int, total: int) -> np.ndarray:
+    """Values ``(..., total)`` of all rows of a batch. This process has a part, starting at row ``start``."""
     if part.shape[-1] == total:
         return part
     whole = np.zeros((*part.shape[:-1], total), part.dtype)
     whole[..., start : start + part.shape[-1]] = part
-    # Where several processes have the same rows, they have the same values.
+    # Processes that hold the same rows hold the same values.
     for other, (lo, hi) in of_all((whole, np.array([start, start + part.shape[-1]]))):
         whole[..., lo:hi] = other[..., lo:hi]
     return whole
 
 
-# Who is lost.
-
-
-def lost(process: int) -> None:
-    """Say that a process is gone, and end this one: the arrays that both held cannot be had any more."""
+def exit_without(process: int) -> None:
+    """Print that a process is lost and end this one: arrays sharded over both cannot be read any more."""
     print(
-        f"eigenstream: error: process {process} of {count()} is lost (it failed, was killed, or its host is gone): its "
-        "own last words say more; start all of them again, with --resume (resume=True) to go on from the last "
-        "checkpoint",
+        f"eigenstream: error: process {process} of {count()} is lost (it failed, was killed, or its host is gone): see "
+        "its own error; start all processes again, with --resume (resume=True) to continue from the last checkpoint",
         file=sys.stderr,
         flush=True,
     )
@@ -151,7 +142,7 @@ def lost(process: int) -> None:
 
 
 def waiting_for_the_others(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of which an error that JAX meets between processes waits until it is known who is lost, if one is."""
+    """Delay a JAX error in ``f``, so that a lost process is reported before the errors which it causes."""
 
     @wraps(f)
     def waiting(*arguments: Any, **options: Any) -> Any:
@@ -165,8 +156,8 @@ def waiting_for_the_others(f: Callable[..., Any]) -> Callable[..., Any]:
     return waiting
 
 
-def _watch() -> None:
-    """Hold a connection between process 0 and each other one, which breaks when one of them goes without a word."""
+def _watch_peers() -> None:
+    """Connect process 0 to every other one. A connection that closes without a message means a lost process."""
     client: Any = global_state.client
     me = jax.process_index()
     peers: dict[socket.socket, int] = {}
@@ -191,59 +182,59 @@ def _watch() -> None:
             peers[peer] = 0
     except (OSError, jax.errors.JaxRuntimeError) as error:
         log.warning("no connection beside JAX's own (%s): a lost process is noticed by its heartbeat only", error)
-        _say(list(peers), _DONE)
+        _send(list(peers), _DONE)
         return
     for peer in peers:
-        # Hosts that vanish without closing anything.
+        # Detect hosts that vanish without closing the connection.
         for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, option):
                 peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer.settimeout(None)
-    _part_in_words(peers)
+    _announce_exit(peers)
     threading.Thread(target=_listen, args=(peers,), daemon=True, name="eigenstream-watch").start()
 
 
-def _part_in_words(peers: dict[socket.socket, int]) -> None:
-    """At the end of this process say that it is done; if an error ends it, break the connections at once."""
+def _announce_exit(peers: dict[socket.socket, int]) -> None:
+    """At exit send `_DONE`; after an uncaught exception close the connections at once instead."""
     usual, failed = sys.excepthook, []
 
     def hook(*error: Any) -> None:
         failed.append(True)
         usual(*error)
 
-    def part() -> None:
+    def announce() -> None:
         if not failed:
-            _say(list(peers), _DONE)
+            _send(list(peers), _DONE)
         for peer in peers if failed else ():
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)
 
     sys.excepthook = hook
-    atexit.register(part)
+    atexit.register(announce)
 
 
-def _say(peers: list[socket.socket], word: int) -> None:
+def _send(peers: list[socket.socket], message: int) -> None:
     for peer in peers:
         with contextlib.suppress(OSError):
-            peer.sendall(word.to_bytes(4, "big"))
+            peer.sendall(message.to_bytes(4, "big"))
 
 
 def _listen(peers: dict[socket.socket, int]) -> None:
     with selectors.DefaultSelector() as selector:
-        for peer in peers:
-            selector.register(peer, selectors.EVENT_READ)
+        for connection in peers:
+            selector.register(connection, selectors.EVENT_READ)
         while selector.get_map():
             for key, _ in selector.select():
-                one: Any = key.fileobj
-                try:
-                    heard = one.recv(4, socket.MSG_WAITALL)
-                except OSError:
-                    heard = b""
-                word = int.from_bytes(heard, "big") if len(heard) == 4 else peers[one]
-                if word == _DONE:
-                    selector.unregister(one)
+                peer: Any = key.fileobj
+                received = b""
+                with contextlib.suppress(OSError):
+                    received = peer.recv(4, socket.MSG_WAITALL)
+                # A connection that closed without a whole message: its peer is lost.
+                message = int.from_bytes(received, "big") if len(received) == 4 else peers[peer]
+                if message == _DONE:
+                    selector.unregister(peer)
                     continue
-                if peers[one] != 0:
-                    _say([other for other in peers if other is not one], word)
-                lost(word)
+                if peers[peer] != 0:
+                    _send([other for other in peers if other is not peer], message)
+                exit_without(message)

@@ -1,4 +1,4 @@
-"""The folder that a run of the command line writes to: whose it is, and whether it is finished."""
+"""The output folder of a command-line run."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from eigenstream.run.result import Status
 
 
 def claim(out: Path, started: dict[str, Any], resume: bool, overwrite: bool) -> bool:
-    """Make ``out`` ready for this run; True if it holds this very run, finished."""
+    """Prepare ``out`` for this run. True if it already holds this run, finished."""
     path = out / "config.json"
     if overwrite:
         clear(out)
     wait("cleared")
     before = json.loads(path.read_text()) if path.exists() else None
     wait("read")
-    if before is not None and not resume:
-        raise ValueError(f"{out} holds a run: give --resume to go on with it, --overwrite, or another --out")
-    if before is not None and before.get("run") != started:
+    if before is None:
+        write_atomically(path, (json.dumps({"run": started}, indent=1) + "\n").encode())
+        return False
+    if not resume:
+        raise ValueError(f"{out} holds a run: give --resume to continue it, --overwrite, or another --out")
+    if before.get("run") != started:
         differ = [key for key in started if before.get("run", {}).get(key) != started[key]]
         raise ValueError(f"{out} holds a run with other {', '.join(differ)}: resume with the same, or another --out")
-    if before is not None and "learned" in before:
-        # An interrupted run has a model too, but is not finished.
-        return saved_status(before["learned"]) != Status.INTERRUPTED
-    write_atomically(path, (json.dumps({"run": started}, indent=1) + "\n").encode())
-    return False
+    # An interrupted run saves a model too.
+    return "learned" in before and saved_status(before["learned"]) != Status.INTERRUPTED
 
 
 def clear(out: Path) -> None:
-    """Delete what a run has written there, and nothing else."""
+    """Delete the files of a run and nothing else."""
     if not is_first():
         return
     for name in ("checkpoints", "metrics.jsonl", "model.safetensors", "config.json"):

@@ -1,4 +1,4 @@
-"""`eigenstream.solve`: from a problem and a stream to eigenpairs, in one call."""
+"""`eigenstream.solve`: the eigenpairs of a problem from a stream of batches."""
 
 from __future__ import annotations
 
@@ -36,50 +36,50 @@ def solve(
     resume: bool = False,
     checkpoint_every: float = 60.0,
 ) -> Result:
-    """The ``k`` leading eigenpairs of a problem from a stream of batches.
+    """Compute the ``k`` leading eigenpairs of a problem from a stream of batches.
 
     Parameters
     ----------
     problem : problem
         From `eigenstream.problems`.
     batches : iterable or None
-        Batches as the problem takes them, for instance from `eigenstream.streams.batches`. A list or another iterable
-        that starts anew each time serves several epochs. None for `eigenstream.problems.matrices`.
+        Batches in the problem's format, for instance from `eigenstream.streams.batches`. Several epochs need a list
+        or another re-iterable. None for `eigenstream.problems.matrices`.
     k : int or None
-        How many; None for all there are.
+        Number of eigenpairs; None for all.
     solver : str or solver
-        ``"exact"`` sums the statistics and solves once; ``"game"`` is the accelerated game; ``"auto"`` takes the first
-        where it fits ``memory_budget`` and is the faster, else the second. ``"paper"``, ``"smooth"``,
-        ``"eckart_young"``, ``"sgha"``, ``"oja"``, ``"rsg+"``, or one of `eigenstream.solvers` with its settings.
+        ``"exact"`` sums the covariances and solves once; ``"game"`` is the accelerated game; ``"auto"`` chooses
+        ``"exact"`` if it fits ``memory_budget`` and is faster, else ``"game"``. Others: ``"paper"``, ``"smooth"``,
+        ``"eckart_young"``, ``"sgha"``, ``"oja"``, ``"rsg+"``, or an object from `eigenstream.solvers`.
     which : {"largest", "smallest", "magnitude"}
-        From which end of the spectrum; ``"magnitude"`` with ``"exact"`` only.
+        The end of the spectrum; ``"magnitude"`` with ``"exact"`` only.
     max_epochs : int
-        Passes over ``batches`` of an iterative solver; an exact solution takes as many as it needs.
+        Passes of an iterative solver over ``batches``. The exact solver makes as many as it needs.
     max_steps : int, optional
-        The most steps of an iterative solver in all; 1000 for matrices.
+        Maximal number of steps of an iterative solver. Default for matrices: 1000.
     tol : float, optional
-        Stop an iterative solver once the largest residual, a running mean over looks 50 steps apart, is below this;
-        ``"game"``, once its estimate of how much the leading eigenvalues still lack, relative to their sum, is.
+        Stop an iterative solver when the largest residual, averaged over snapshots 50 steps apart, is below this. Stop
+        ``"game"`` when its estimated relative shortfall of the eigenvalue sum is below this.
     memory_budget : float
-        Bytes that ``"auto"`` may spend on exact statistics.
+        Memory in bytes that ``"auto"`` allows the exact solver.
     half_life : float, optional
-        Rows after which a row counts half, for a stream that drifts; of ``"game"`` and ``"exact"``.
+        A row's weight halves after this many further rows, for streams that drift; ``"game"`` and ``"exact"`` only.
     random_state : int
-        Seed of the first players.
+        Seed of the initial players.
     precision : {"float32", "tf32", "bf16"}, optional
-        Of a streaming solver's products on a device; its state is in float32. Left out: JAX's own setting.
+        Precision of a streaming solver's products on a device; its state is float32. Default: JAX's setting.
     mesh : str, mesh or None
-        Devices to share a streaming solver's work out over: ``"auto"``, features over all there are; rows over two and
-        features over four, ``"data=2,feature=4"``; or a `jax.sharding.Mesh` of these axes. None: one device.
+        How to shard a streaming solver: ``"auto"``, features over all devices; ``"data=2,feature=4"``, rows over two
+        and features over four; or a `jax.sharding.Mesh` with these axes. None: one device.
     verbose : bool
-        Whether to show progress, on a terminal.
+        Whether to show a progress bar on a terminal.
     callbacks : iterable of functions
-        Called with the record of every look; one that returns True stops the run.
+        Called with the record of every snapshot; one that returns True stops the run.
     folder : path, optional
-        Where to keep ``checkpoints/`` and ``metrics.jsonl``.
+        Folder for ``checkpoints/`` and ``metrics.jsonl``.
     resume : bool
-        Whether to go on from the newest checkpoint in ``folder``, if there is one, with the same stream from its
-        beginning: the result is the same, bit for bit, as without the interruption.
+        Whether to continue from the newest checkpoint in ``folder``, if there is one. Give the same stream from its
+        beginning: the result is then equal, bit for bit, to that of an uninterrupted run.
     checkpoint_every : float
         Seconds between checkpoints.
 
@@ -93,16 +93,13 @@ def solve(
     >>> X = np.random.default_rng(0).normal(size=(6000, 4)) * [4.0, 2.0, 1.0, 0.5]
     >>> batches = np.split(X, 60)
     >>> exact = es.solve(es.problems.pca(), batches, k=2)
-    >>> game = es.solve(es.problems.pca(), batches, k=2, solver=es.solvers.Paper(learning_rate=0.03))
-    >>> es.metrics.subspace_error(game.V, exact.V) < 1e-2
+    >>> streamed = es.solve(es.problems.pca(), batches, k=2, solver=es.solvers.Paper(learning_rate=0.03))
+    >>> es.metrics.subspace_error(streamed.V, exact.V) < 1e-2
     True
     """
-    common: dict[str, Any] = {"which": which, "half_life": half_life, "random_state": random_state}
-    common["precision"] = precision
+    common: Any = {"which": which, "half_life": half_life, "random_state": random_state, "precision": precision}
+    limits: Any = {"max_epochs": max_epochs, "max_steps": max_steps, "tol": tol}
+    settings = {"problem": problem, "solver": solver, "k": k, **common, **limits}
+    run_folder = None if folder is None else RunFolder(Path(folder), settings, resume, checkpoint_every)
     run = Run(problem, k, solver, memory_budget=memory_budget, mesh=mesh, **common)
-    settings = {"problem": problem, "solver": solver, "k": k, **common}
-    settings |= {"max_epochs": max_epochs, "max_steps": max_steps, "tol": tol}
-    kept = None if folder is None else RunFolder(Path(folder), settings, resume, checkpoint_every)
-    return run.through(
-        batches, max_epochs, max_steps=max_steps, tol=tol, verbose=verbose, callbacks=callbacks, folder=kept
-    )
+    return run.through(batches, **limits, verbose=verbose, callbacks=callbacks, folder=run_folder)

@@ -1,4 +1,4 @@
-"""What survives the process: checkpoints of a run under way, and small files written all at once."""
+"""Checkpoints and metrics of a run, and atomic writes of small files."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import numpy as np
 
 from eigenstream.distributed import is_first, wait
 
-#: Checkpoints kept, the newest.
+#: Older checkpoints are deleted.
 KEEP = 3
+
+#: A checkpoint's arrays by position, and its plain values.
+Checkpoint = tuple[dict[int, np.ndarray], dict[str, Any]]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a kill, sees the old or the new one and nothing between; by one process."""
+    """Replace a file in one step, so that it is always complete. Only the first process writes."""
     if not is_first():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,17 +36,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 class Checkpoints:
-    """Orbax checkpoints in a folder: arrays and a few plain values, written atomically, the newest few kept.
-
-    Parameters
-    ----------
-    folder : Path
-    every : float
-        Seconds between two checkpoints.
-    """
+    """Orbax checkpoints of arrays and plain values in a folder; one is due every ``every`` seconds."""
 
     def __init__(self, folder: Path, every: float):
-        # Orbax is slow to import and most runs have no folder.
+        # Imported here because Orbax is slow to import and most runs have no folder.
         import orbax.checkpoint as ocp
 
         self._args = ocp.args
@@ -59,19 +55,21 @@ class Checkpoints:
 
     def save(self, step: int, arrays: list[Any], values: dict[str, Any]) -> None:
         """Write a checkpoint, unless this step has one."""
-        # Orbax refuses arrays without elements; they are what a fresh state has in their place.
-        state = {str(i): _given(x) for i, x in enumerate(arrays) if np.size(x)}
+        # Host arrays, or arrays sharded over processes, each of which writes its shards. Orbax rejects empty arrays:
+        # they are omitted, and a restored state keeps its own.
+        shared = [isinstance(x, jax.Array) and not x.is_fully_addressable for x in arrays]
+        state = {str(i): x if shared[i] else np.asarray(x) for i, x in enumerate(arrays) if np.size(x)}
         if step not in self._manager.all_steps():
             parts = self._args.Composite(state=self._args.StandardSave(state), values=self._args.JsonSave(values))
             self._manager.save(step, args=parts)
         self._last = time.monotonic()
 
-    def latest(self) -> tuple[dict[int, np.ndarray], dict[str, Any]] | None:
-        """The newest checkpoint's arrays, by their place, and values; None if there is none."""
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint."""
         step = self._manager.latest_step()
         if step is None:
             return None
-        # Whole, on the host, whatever devices they were on.
+        # Restore whole host arrays, whatever their sharding was.
         kept = self._manager.item_metadata(step)["state"].tree
         wanted = {i: np.broadcast_to(np.zeros((), like.dtype), like.shape) for i, like in kept.items()}
         parts = self._args.Composite(state=self._args.StandardRestore(wanted), values=self._args.JsonRestore())
@@ -82,49 +80,8 @@ class Checkpoints:
         self._manager.close()
 
 
-def _given(x: Any) -> Any:
-    """As Orbax takes it: a host array, or one whose parts several processes write."""
-    return x if isinstance(x, jax.Array) and not x.is_fully_addressable else np.asarray(x)
-
-
-class Metrics:
-    """``metrics.jsonl``: one line for every look at a run, written by one process."""
-
-    def __init__(self, path: Path, last_step: int):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # What a killed run wrote after its last checkpoint happens again.
-        lines = [(line, json.loads(line)) for line in _whole_lines(path)]
-        kept = [(line, record) for line, record in lines if record["step"] <= last_step]
-        self.history = [record for _, record in kept]
-        wait("metrics read")
-        write_atomically(path, "".join(line + "\n" for line, _ in kept).encode())
-        self._file = path.open("a") if is_first() else None
-
-    def write(self, record: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(plain(record)) + "\n")
-            self._file.flush()
-
-    def sync(self) -> None:
-        """Have it on the disk, not only in the system's memory."""
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-def _whole_lines(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")
-    # A kill may have cut the last line; every whole one ends with a newline.
-    return [line for line in lines[:-1] if line]
-
-
 def plain(value: Any) -> Any:
-    """Nested values as JSON holds them, to the last bit; what JSON has no form for, by its name."""
+    """Convert nested values to JSON types without loss; other objects become their names."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, dict):
@@ -137,17 +94,17 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    closed = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-    # Two schedules of one kind differ in what they close over.
-    return [name, plain(closed)] if closed else name
+    # Two schedules of the same kind differ only in their closures.
+    closure = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    return [name, plain(closure)] if closure else name
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run keeps its checkpoints and metrics."""
+    """The folder of a run's checkpoints and metrics."""
 
     path: Path
-    #: Settings that must be the same when the run is resumed.
+    #: A run can be resumed only with equal settings.
     settings: dict[str, Any]
     resume: bool = False
     #: Seconds between two checkpoints.
@@ -155,50 +112,73 @@ class RunFolder:
 
 
 class Checkpointer:
-    """Writes a run's checkpoints and metrics to its folder, and reads them back; without a folder, does nothing.
+    """Writes a run's checkpoints and ``metrics.jsonl`` to its folder and reads them back. No folder: does nothing.
 
-    A run has ``engine.saveable()``, the solver's arrays, ``values()``, plain numbers, and ``restore`` for both.
+    ``run.engine.saveable()`` gives the solver's arrays, ``run.values()`` plain numbers; ``run.restore`` takes both.
     """
 
     def __init__(self, run: Any, folder: RunFolder | None):
-        self._run, self._checkpoints = run, None
+        self._run = run
+        self._checkpoints: Checkpoints | None = None
+        #: Open in the first process only.
+        self._metrics: TextIO | None = None
         if folder is None:
             return
         self._settings = plain(folder.settings)
-        self._checkpoints = Checkpoints(folder.path / "checkpoints", folder.every)
-        found = self._checkpoints.latest()
-        held = found is not None or (folder.path / "metrics.jsonl").exists()
-        wait("folder looked at")
-        if held and not folder.resume:
-            self._checkpoints.close()
-            raise ValueError(f"{folder.path} holds a run: give resume=True to go on, or another folder")
+        checkpoints, metrics = Checkpoints(folder.path / "checkpoints", folder.every), folder.path / "metrics.jsonl"
+        try:
+            found = self._resumable(folder, checkpoints.latest(), metrics.exists())
+        except ValueError:
+            checkpoints.close()
+            raise
+        self._checkpoints = checkpoints
+        history = self._open_metrics(metrics, 0 if found is None else found[1]["steps"])
         if found is not None:
-            arrays, values = found
-            before = values.pop("settings")
-            differ = [key for key in self._settings if self._settings[key] != before.get(key)]
+            run.restore(*found, history)
+
+    def _resumable(self, folder: RunFolder, found: Checkpoint | None, has_metrics: bool) -> Checkpoint | None:
+        """The checkpoint to resume from, if there is one; an error if the folder holds another run."""
+        wait("folder read")
+        if (found is not None or has_metrics) and not folder.resume:
+            raise ValueError(f"{folder.path} holds a run: give resume=True to continue it, or another folder")
+        if found is not None:
+            before, now = found[1].pop("settings"), self._settings
+            differ = [f"{key} {before.get(key)!r}, now {now[key]!r}" for key in now if now[key] != before.get(key)]
             if differ:
-                self._checkpoints.close()
-                seen = ", ".join(f"{key} {before.get(key)!r}, now {self._settings[key]!r}" for key in differ)
+                seen = ", ".join(differ)
                 raise ValueError(f"{folder.path} was begun with other settings ({seen}): resume with the same")
-        self._metrics = Metrics(folder.path / "metrics.jsonl", 0 if found is None else values["steps"])
-        if found is not None:
-            run.restore(arrays, values, self._metrics.history)
+        return found
+
+    def _open_metrics(self, path: Path, last_step: int) -> list[dict[str, Any]]:
+        """Open the file to append to it; return its records."""
+        lines = path.read_text().split("\n") if path.exists() else [""]
+        # The last line has no newline: it is empty, or a kill has cut it.
+        records = [json.loads(line) for line in lines[:-1] if line]
+        # The resumed run repeats the steps after its checkpoint.
+        records = [record for record in records if record["step"] <= last_step]
+        wait("metrics read")
+        write_atomically(path, "".join(json.dumps(record) + "\n" for record in records).encode())
+        if is_first():
+            self._metrics = path.open("a")
+        return records
 
     def save(self) -> None:
-        arrays = None if self._checkpoints is None else self._run.engine.saveable()
-        if self._checkpoints is not None and arrays is not None:
-            self._metrics.sync()
-            self._checkpoints.save(self._run.steps, arrays, plain(self._run.values()) | {"settings": self._settings})
+        if self._checkpoints is None or (arrays := self._run.engine.saveable()) is None:
+            return
+        if self._metrics is not None:
+            os.fsync(self._metrics.fileno())
+        self._checkpoints.save(self._run.steps, arrays, plain(self._run.values()) | {"settings": self._settings})
 
     def is_due(self) -> bool:
-        """Whether it is time to save, by the clock of the process that writes."""
+        """Whether it is time to save, by the clock of the first process."""
         return self._checkpoints is not None and is_first() and self._checkpoints.due()
 
     def write(self, record: dict[str, Any]) -> None:
-        if self._checkpoints is not None:
-            self._metrics.write(record)
+        if self._metrics is not None:
+            self._metrics.write(json.dumps(plain(record)) + "\n")
+            self._metrics.flush()
 
     def close(self) -> None:
-        if self._checkpoints is not None:
-            self._metrics.close()
-            self._checkpoints.close()
+        for file in (self._metrics, self._checkpoints):
+            if file is not None:
+                file.close()

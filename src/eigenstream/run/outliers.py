@@ -1,4 +1,4 @@
-"""Rows so large that a few of them would decide everything."""
+"""Scale down rows so large that a few of them would dominate the covariance."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ import scipy.sparse
 
 from eigenstream.core import views
 from eigenstream.core.types import Tree
-from eigenstream.distributed import joined_rows
+from eigenstream.distributed import gather_rows
 from eigenstream.problems.checks import check_finite
 
-#: Rows that a warning names.
+#: A warning names at most this many rows.
 NAMED = 10
 
 
 class Outliers:
-    """Scales down host rows whose energy is more than ``limit`` times the mean of those before, view by view."""
+    """Scales down host rows whose energy (squared norm) in any view exceeds ``limit`` times the mean so far."""
 
     def __init__(self, limit: float):
         self.limit = limit
-        #: Mean energy of each view, rows behind it, and the rows that were scaled down: how many, and the first.
+        #: Mean energy of each view over the ``seen`` rows.
         self.energies = np.zeros(0)
+        #: Rows seen and rows scaled down; the indices of the first of these are in ``named``.
         self.seen = self.count = 0
         self.named: list[int] = []
 
     def tame(self, x: Tree, start: int = 0, total: int | None = None) -> Tree:
-        """Finite rows of a batch, those that are too large scaled down to the limit; rows on a device as they are.
+        """Check that rows are finite, and scale those above the limit down to it; device arrays are only checked.
 
-        Where ``x`` is one process's part of ``total`` rows, all processes come to the same limits.
+        If ``x`` is one process's part of ``total`` rows, all processes compute the same limits.
         """
         leaves = views.leaves(x)
         on_host = all(isinstance(leaf, np.ndarray) or scipy.sparse.issparse(leaf) for leaf in leaves)
@@ -38,14 +39,14 @@ class Outliers:
             check_finite(x)
             return x
         energies = np.stack([_energies(leaf) for leaf in leaves])
-        # Finite energies need no look at the rows.
+        # Finite energies imply finite rows. Others may have overflowed, so they are computed again in float64.
         if not np.isfinite(energies).all():
             check_finite(x)
             energies = np.stack([_energies(leaf.astype(np.float64)) for leaf in leaves])
         b = energies.shape[1]
-        energies = joined_rows(energies, start, b if total is None else total)
+        energies = gather_rows(energies, start, b if total is None else total)
         if not len(self.energies):
-            # The first rows have none before them: their median will do, and more than half of them are not outliers.
+            # The first batch starts from its median, which holds if fewer than half of its rows are outliers.
             self.energies = np.median(energies, axis=1)
         limits = np.where(self.energies > 0, self.limit * self.energies, np.inf)
         excess = (energies / limits[:, None]).max(0)
@@ -62,7 +63,7 @@ class Outliers:
         return x
 
     def report(self) -> str:
-        """What was done, in words; nothing where nothing was."""
+        """A description of the rows scaled down; empty if there were none."""
         if not self.count:
             return ""
         more = ", ..." if self.count > len(self.named) else ""
@@ -73,7 +74,7 @@ class Outliers:
 
     def warn(self) -> None:
         if self.count:
-            warnings.warn(f"{self.report()}; es.solvers.Game(outlier=np.inf) takes them as they are", stacklevel=2)
+            warnings.warn(f"{self.report()}; es.solvers.Game(outlier=np.inf) turns this off", stacklevel=2)
 
 
 def _energies(leaf: Any) -> np.ndarray:

@@ -1,10 +1,9 @@
-"""Where arrays live: rows over one axis of a mesh of devices, features over the other.
+"""Shard arrays over a mesh of devices: rows over one axis, features over the other.
 
-The mathematics is written for whole arrays, and the compiler shares it out. Between two steps arrays are `Placed`:
-filled up with zeros to sizes that the mesh divides. A step opens them first, which moves nothing, since a shard of the
-filled array and of the array itself is the same memory, and closes them last. With features shared out no device holds
-a whole player, and a step sends scores and small matrices, whatever the dimension (and, of the accelerated game, what
-it knows of blocks that it sketches whole).
+The solvers are written for whole arrays, and the compiler shards them. Between two steps arrays are `Placed`: padded
+with zeros to sizes that the mesh divides. A step first removes the padding, which moves no data, and pads its result
+again. With sharded features no device holds a whole player. A step then communicates only scores and small matrices,
+whatever the dimension (the accelerated game also communicates its sketches).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ AXES = ("data", "feature")
 @partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["shape", "sharding"])
 @dataclass(frozen=True)
 class Placed:
-    """An array of this shape, filled up with zeros and shared out over a mesh."""
+    """A sharded array, padded with zeros; ``shape`` is its shape without padding."""
 
     array: Any
     shape: tuple[int, ...]
@@ -40,73 +39,66 @@ class Placed:
 
     @classmethod
     def of(cls, x: Any, sharding: NamedSharding) -> Placed:
-        """A whole array, shared out."""
-        return cls(_put(_filled(x, sharding), sharding), x.shape, sharding)
+        """Shard a whole array."""
+        return cls(_put(_padded(x, sharding), sharding), x.shape, sharding)
 
     @classmethod
     def of_rows(cls, part: np.ndarray, start: int, total: int, sharding: NamedSharding) -> Placed:
-        """Rows of which every process has some: those it holds on its devices, or all."""
+        """Shard ``total`` rows. Each process gives a part, starting at row ``start``, that covers its devices' rows."""
         shape = (total, *part.shape[1:])
-        filled = tuple(n + m for n, m in zip(shape, _missing(shape, sharding), strict=True))
+        padded = tuple(n + m for n, m in zip(shape, _padding(shape, sharding), strict=True))
 
         def shard(index: Any) -> np.ndarray:
-            bounds = [s.indices(n)[:2] for s, n in zip(index, filled, strict=True)]
+            bounds = [s.indices(n)[:2] for s, n in zip(index, padded, strict=True)]
             lo, hi = bounds[0][0] - start, min(bounds[0][1], total) - start
             found = part[(slice(lo, max(lo, hi)), *(slice(*b) for b in bounds[1:]))]
             return np.pad(found, [(0, b - a - n) for (a, b), n in zip(bounds, found.shape, strict=True)])
 
-        return cls(jax.make_array_from_callback(filled, sharding, shard), shape, sharding)
+        return cls(jax.make_array_from_callback(padded, sharding, shard), shape, sharding)
 
 
 def make_mesh(given: Any) -> Mesh | None:
-    """A mesh of devices as users name it: ``"auto"``, ``"data=2,feature=4"``, a `jax.sharding.Mesh`, or None."""
+    """The mesh that a user describes: ``"auto"``, ``"data=2,feature=4"``, a `jax.sharding.Mesh`, or None."""
     if given is None:
         return None
+    devices = jax.devices()
     if isinstance(given, Mesh):
         if set(given.axis_names) != set(AXES):
             raise ValueError(f"mesh has the axes {given.axis_names}: give one with both axes, 'data' and 'feature'")
-        if given.devices.size < len(jax.devices()) and distributed.count() > 1:
-            raise ValueError(
-                f"mesh is of {given.devices.size} devices, and there are {len(jax.devices())}: use them all"
-            )
-        # Its devices and axes, which the compiler is to share out over by itself.
-        return Mesh(given.devices, given.axis_names)
-    devices = jax.devices()
-    # Rows over processes, which read their own, and features over what each has.
-    each = len(devices) // distributed.count()
-    sizes = {"data": len(devices) // each, "feature": each} if given == "auto" else _sizes(given)
-    count = sizes["data"] * sizes["feature"]
-    if count > len(devices):
-        raise ValueError(f"mesh={given!r} is of {count} devices, and there are {len(devices)}: give smaller numbers")
-    if distributed.count() > 1 and count < len(devices):
-        raise ValueError(f"mesh={given!r} is of {count} devices, and the processes have {len(devices)}: use them all")
-    if count == 1:
-        return None
-    shape = sizes["data"], sizes["feature"]
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto, AxisType.Auto), devices=devices[:count])
+        # A copy without axis types: the compiler chooses the shardings.
+        mesh = Mesh(given.devices, given.axis_names)
+    else:
+        # "auto" shards rows over processes, which read their own rows, and features over the devices of each.
+        each = len(devices) // distributed.count()
+        shape = (len(devices) // each, each) if given == "auto" else _parsed(given)
+        size = shape[0] * shape[1]
+        if size > len(devices):
+            raise ValueError(f"mesh={given!r} needs {size} devices, and there are {len(devices)}: give smaller numbers")
+        mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto, AxisType.Auto), devices=devices[:size])
+    if distributed.count() > 1 and mesh.size < len(devices):
+        raise ValueError(f"mesh={given!r} has {mesh.size} devices, and the processes have {len(devices)}: use them all")
+    return None if mesh.size == 1 and not isinstance(given, Mesh) else mesh
 
 
-def _sizes(given: Any) -> dict[str, int]:
-    message = f"mesh={given!r}: give 'auto', numbers as in 'data=2,feature=4', or a jax.sharding.Mesh"
+def _parsed(given: Any) -> tuple[int, int]:
+    """Sizes of the axes from a text such as ``"data=2,feature=4"``."""
     sizes = dict.fromkeys(AXES, 1)
-    if not isinstance(given, str):
-        raise ValueError(message)
-    for part in given.split(","):
+    for part in given.split(",") if isinstance(given, str) else [""]:
         name, _, number = (word.strip() for word in part.partition("="))
         if name not in sizes or not number.isdigit() or int(number) < 1:
-            raise ValueError(message)
+            raise ValueError(f"mesh={given!r}: give 'auto', numbers as in 'data=2,feature=4', or a jax.sharding.Mesh")
         sizes[name] = int(number)
-    return sizes
+    return sizes["data"], sizes["feature"]
 
 
 class Placement:
-    """Puts batches and states on a mesh; without one, on the device that JAX would take; runs programs there."""
+    """Puts batches and states on a mesh, or without a mesh on JAX's default device, and runs programs there."""
 
     def __init__(self, mesh: Mesh | None = None, precision: str | None = None):
         self.mesh, self.precision = mesh, precision
 
     def __getstate__(self) -> dict[str, Any]:
-        """Devices are this machine's: elsewhere a run goes on on one."""
+        """Drop the mesh: the devices of another machine are unknown, so an unpickled run uses one device."""
         return {"mesh": None, "precision": self.precision}
 
     @property
@@ -115,38 +107,39 @@ class Placement:
         return self.mesh is not None and distributed.count() > 1 and self.mesh.shape["data"] > 1
 
     def share(self, total: int) -> tuple[int, int]:
-        """Which rows of a batch this process is to read; all, where some process would have none or rows far apart."""
+        """The range of rows that this process reads; all, if some process had none or its rows were not contiguous."""
         assert self.mesh is not None
-        held = self._held()
-        here = held[jax.process_index()]
+        shards = self._row_shards()
+        own = shards[jax.process_index()]
         size = -(-total // self.mesh.shape["data"])
-        apart = any(max(those) - min(those) + 1 > len(those) for those in held.values())
+        apart = any(max(those) - min(those) + 1 > len(those) for those in shards.values())
         if (self.mesh.shape["data"] - 1) * size >= total or apart:
             return 0, total
-        return min(here) * size, min((max(here) + 1) * size, total)
+        return min(own) * size, min((max(own) + 1) * size, total)
 
-    def _held(self) -> dict[int, set[int]]:
-        """The places along ``data`` of every process."""
+    def _row_shards(self) -> dict[int, set[int]]:
+        """The indices along ``data`` of every process's devices."""
         assert self.mesh is not None
         axis = self.mesh.axis_names.index("data")
-        held: dict[int, set[int]] = {}
+        shards: dict[int, set[int]] = {}
         for index, device in np.ndenumerate(self.mesh.devices):
-            held.setdefault(device.process_index, set()).add(index[axis])
-        return held
+            shards.setdefault(device.process_index, set()).add(index[axis])
+        return shards
 
     @property
     def speaks_for_its_rows(self) -> bool:
-        """Whether this is the first of the processes that hold the same rows as it."""
-        held = {0: {0}} if self.mesh is None else self._held()
+        """Whether no process with a lower number holds the same rows."""
+        shards = {0: {0}} if self.mesh is None else self._row_shards()
         me = jax.process_index()
-        return min(process for process, those in held.items() if those == held[me]) == me
+        return min(process for process, those in shards.items() if those == shards[me]) == me
 
     def batch(self, batch: Tree, start: int = 0, total: int | None = None, **how: Any) -> Tree:
-        """Host rows on the devices, as `eigenstream.host.to_device` puts them on one.
+        """Put host rows on the devices, as `host_batches.to_device` puts them on one.
 
-        Of several processes each gives a part, from ``start`` on of ``total`` rows, or all.
+        With several processes each gives all rows, or its part of ``total`` rows, starting at row ``start``.
         """
-        if self.mesh is not None and distributed.count() > 1 and all(map(_is_dense, views.leaves(batch))):
+        dense = all(isinstance(leaf, np.ndarray) and leaf.ndim > 1 for leaf in views.leaves(batch))
+        if self.mesh is not None and distributed.count() > 1 and dense:
             place = partial(Placed.of_rows, start=start, total=total or views.n_rows(batch))
             return views.map_leaves(lambda leaf: place(leaf, sharding=self._sharding(*AXES)), batch)
         batch = host_batches.to_device(batch, **how)
@@ -154,8 +147,8 @@ class Placement:
             return batch
 
         def place_whole(leaf: Any) -> Any:
-            # Sparse rows have no columns to share out; and sums by label or by node, if these are shared out unevenly,
-            # have been seen to go wrong in XLA.
+            # Sparse rows have no columns to shard. Labels and nodes are not sharded either: sums over them came out
+            # wrong in XLA when their shards were uneven.
             if isinstance(leaf, views.Filled):
                 return views.Filled(place_whole(leaf.rows), place_whole(leaf.counts))
             if not isinstance(leaf, jax.Array) or leaf.ndim == 1:
@@ -165,7 +158,7 @@ class Placement:
         return views.map_leaves(place_whole, batch)
 
     def state(self, state: Any, template: Tree) -> Any:
-        """A solver's state with what is as long as a player, or part of one, shared out, and the rest everywhere."""
+        """Shard the arrays of a solver's state that have a player's shape; replicate the others."""
         if self.mesh is None:
             return state
         shapes = {leaf.shape for leaf in jax.tree.leaves(template)}
@@ -181,18 +174,16 @@ class Placement:
         return short._replace(**long)
 
     def everywhere(self, problem: Any) -> Any:
-        """A problem with its arrays, if it has any, on every device."""
+        """Replicate a problem's arrays on every device."""
         if self.mesh is None:
             return problem
         return jax.tree.map(lambda x: _put(x, self._sharding()) if isinstance(x, jax.Array) else x, problem)
 
     def run(self, f: Callable[..., Any], *arguments: Any) -> Any:
-        """What a compiled function gives, its products of the precision asked for.
-
-        Devices that are threads of one processor may wait for one another for ever if two programs are under way.
-        """
+        """Call a compiled function with this placement's precision."""
         with scope(self.precision):
             result = f(*arguments)
+        # CPU devices are threads of one process. Two programs at once may deadlock, so wait for this one.
         if self.mesh is not None and self.mesh.devices.flat[0].platform == "cpu":
             jax.block_until_ready(result)
         return result
@@ -203,72 +194,62 @@ class Placement:
 
 
 def n_rows(batch: Tree) -> int:
-    """Of a batch, placed or not."""
+    """The rows of a batch, placed or not, without padding."""
     first = jax.tree.leaves(batch, is_leaf=_is_placed)[0]
     return first.shape[0] if _is_placed(first) else views.n_rows(batch)
 
 
-def opened(tree: Tree) -> Tree:
-    """Whole arrays in the place of placed ones, inside a compiled function."""
+def _unpadded(tree: Tree) -> Tree:
+    """Replace placed arrays by their values without padding; for use inside compiled functions."""
     return _map(lambda x: x.array[tuple(slice(n) for n in x.shape)], tree)
 
 
 def on_host(tree: Tree) -> Tree:
-    """Placed arrays, whole, on the host, and of several processes all arrays; all else as it is."""
+    """Fetch placed arrays and arrays of several processes, whole and without padding; leave the rest."""
 
-    def whole(x: Any) -> Any:
-        if isinstance(x, Placed):
-            return _fetched(x.array)[tuple(slice(n) for n in x.shape)]
-        return x if not isinstance(x, jax.Array) or x.is_fully_addressable else _fetched(x)
+    def fetch(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            return x
+        return np.asarray(x if x.is_fully_replicated else multihost_utils.process_allgather(x, tiled=True))
 
-    return jax.tree.map(whole, tree, is_leaf=_is_placed)
-
-
-def _fetched(x: jax.Array) -> np.ndarray:
-    if x.is_fully_addressable or x.is_fully_replicated:
-        return np.asarray(x)
-    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+    tree = _map(lambda x: np.asarray(fetch(x.array))[tuple(slice(n) for n in x.shape)], tree)
+    return jax.tree.map(fetch, tree)
 
 
 def saved(tree: Tree) -> Tree:
-    """Arrays as a checkpoint takes them: of several processes where they are, filled up, each to write its part."""
+    """The arrays of a checkpoint. With several processes they stay padded, and each process writes its shards."""
     return on_host(tree) if distributed.count() == 1 else _map(lambda x: x.array, tree)
 
 
-def closed(tree: Tree, like: Tree) -> Tree:
-    """Whole arrays, placed where those of another tree are."""
+def _padded_like(tree: Tree, like: Tree) -> Tree:
+    """Place whole arrays as another tree's are placed."""
 
-    def close(old: Any, new: Any) -> Any:
+    def pad(old: Any, new: Any) -> Any:
         if not _is_placed(old):
             return new
-        filled = _filled(new, old.sharding)
-        return Placed(jax.lax.with_sharding_constraint(filled, old.sharding), old.shape, old.sharding)
+        array = jax.lax.with_sharding_constraint(_padded(new, old.sharding), old.sharding)
+        return Placed(array, old.shape, old.sharding)
 
-    return jax.tree.map(close, like, tree, is_leaf=_is_placed)
+    return jax.tree.map(pad, like, tree, is_leaf=_is_placed)
 
 
 def placed(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a solver, a problem, a state and more that gives the next state, or more, on placed arrays.
-
-    What is not placed is on every device afterwards.
-    """
+    """Wrap ``step(solver, problem, state, ...)`` for placed arrays; results other than the state are replicated."""
 
     @wraps(step)
     def on_mesh(solver: Any, problem: Any, state: Any, *more: Any) -> Any:
-        out = step(solver, problem, opened(state), *map(opened, more))
-        mesh = next((x.sharding.mesh for x in jax.tree.leaves(state, is_leaf=_is_placed) if _is_placed(x)), None)
+        out = step(solver, problem, _unpadded(state), *map(_unpadded, more))
         if isinstance(out, type(state)):
-            return _everywhere(closed(out, state), mesh)
-        if isinstance(out, tuple) and isinstance(out[0], type(state)):
-            return _everywhere((closed(out[0], state), *out[1:]), mesh)
-        return _everywhere(out, mesh)
+            out = _padded_like(out, state)
+        elif isinstance(out, tuple) and isinstance(out[0], type(state)):
+            out = (_padded_like(out[0], state), *out[1:])
+        meshes = [x.sharding.mesh for x in jax.tree.leaves(state, is_leaf=_is_placed) if _is_placed(x)]
+        return _replicated(out, meshes[0]) if meshes else out
 
     return on_mesh
 
 
-def _everywhere(tree: Tree, mesh: Mesh | None) -> Tree:
-    if mesh is None:
-        return tree
+def _replicated(tree: Tree, mesh: Mesh) -> Tree:
     whole = NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(
         lambda x: x if _is_placed(x) else jax.lax.with_sharding_constraint(x, whole), tree, is_leaf=_is_placed
@@ -276,15 +257,11 @@ def _everywhere(tree: Tree, mesh: Mesh | None) -> Tree:
 
 
 def _put(x: Any, sharding: NamedSharding) -> jax.Array:
-    """A whole array on the devices of a sharding, some of which may be another process's."""
+    """Put a whole array on the devices of a sharding, of this and of other processes."""
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     here = np.asarray(x)
     return jax.make_array_from_callback(here.shape, sharding, lambda index: here[index])
-
-
-def _is_dense(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray) and leaf.ndim > 1
 
 
 def _is_placed(x: Any) -> bool:
@@ -295,12 +272,12 @@ def _map(f: Callable[[Placed], Any], tree: Tree) -> Tree:
     return jax.tree.map(lambda x: f(x) if _is_placed(x) else x, tree, is_leaf=_is_placed)
 
 
-def _filled(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """With zeros at the end of each axis, up to a size that the mesh divides."""
-    missing = _missing(x.shape, sharding)
-    return jnp.pad(x, [(0, m) for m in missing]) if any(missing) else x
+def _padded(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Pad every axis with zeros to a size that the mesh divides."""
+    padding = _padding(x.shape, sharding)
+    return jnp.pad(x, [(0, n) for n in padding]) if any(padding) else x
 
 
-def _missing(shape: tuple[int, ...], sharding: NamedSharding) -> list[int]:
+def _padding(shape: tuple[int, ...], sharding: NamedSharding) -> list[int]:
     names = [*sharding.spec, *[None] * len(shape)][: len(shape)]
     return [0 if name is None else -n % sharding.mesh.shape[name] for n, name in zip(shape, names, strict=True)]

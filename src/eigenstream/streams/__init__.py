@@ -1,7 +1,7 @@
-"""From arrays and files to batches.
+"""Read arrays and files in batches.
 
-A source is anything with a ``shape`` whose rows can be sliced: a NumPy array or memory map, a SciPy sparse matrix, a
-Zarr array, an HDF5 dataset, or what `open_source` makes of a file. `batches` cuts sources into batches.
+A source is any object with a ``shape`` and row slices: a NumPy array or memory map, a SciPy sparse matrix, a Zarr
+array, an HDF5 dataset, or a file opened by `open_source`. `batches` cuts sources into batches.
 """
 
 from eigenstream.streams.batching import Batches, batches, edges, prefetch

@@ -1,7 +1,8 @@
-"""Sources cut into batches, in order or shuffled, from any position, read ahead in the background."""
+"""Cut sources into batches, in order or shuffled, from any position, and read them ahead in a thread."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -12,37 +13,36 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from eigenstream.core.checks import check_count
 from eigenstream.core.host_batches import Part, join
 from eigenstream.core.types import Tree
 from eigenstream.streams.formats import open_source
 
-#: Numbers held for shuffling: 64 MB of float32.
-WINDOW_NUMBERS = 2**24
-#: Stretches of consecutive rows that fill a window.
+#: A shuffling window consists of this many runs of consecutive rows.
 STRETCHES = 16
-#: Batches read ahead.
+#: Batches to read ahead.
 AHEAD = 2
 
 
 def batches(*sources: Any, batch_size: int = 100, shuffle: bool = True, random_state: int = 0) -> Batches:
-    """Batches of one source, or of several with the same rows.
+    """Cut one source, or several views of the same samples, into batches.
 
     Parameters
     ----------
     *sources : array, sparse matrix, path or source
-        Views with the same rows; a path is opened by `open_source`.
+        Row r of each source belongs to sample r. A path is opened by `open_source`.
     batch_size : int
-        Rows in a batch; the last may be shorter and is not dropped.
+        Rows per batch. The last batch may be shorter.
     shuffle : bool
-        Whether every epoch takes the rows in a new order. What does not fit in memory is read in stretches of
-        consecutive rows drawn from all over the file, several at a time, and shuffled among them.
+        Whether to draw a new order for every epoch. A large file is shuffled in windows: each window joins several
+        runs of consecutive rows from random places in the file and permutes their rows.
     random_state : int
-        The seed of that order.
+        Seed of the order.
 
     Returns
     -------
     Batches
-        An iterable that starts anew each time: arrays for one source, tuples for several.
+        A re-iterable of arrays for one source, of tuples for several.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def batches(*sources: Any, batch_size: int = 100, shuffle: bool = True, random_s
 
 
 def edges(source: Any, batch_size: int = 1000, shuffle: bool = True, random_state: int = 0) -> Batches:
-    """Batches ``(sources, targets)`` or ``(sources, targets, weights)`` of a list of edges, one a row."""
+    """Cut an edge list, one edge per row, into batches ``(sources, targets)`` or ``(sources, targets, weights)``."""
     source = _opened(source)
     if len(source.shape) != 2 or source.shape[1] not in (2, 3):
         raise ValueError(f"edges have shape {source.shape}: give two columns, or three with a weight")
@@ -89,16 +89,18 @@ def _whole(nodes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Batches:
-    """Rows of sources in batches. Made by `batches`; the order is a function of the seed and the epoch alone."""
+    """Batches of rows, made by `batches`. Their order depends on the seed and the epoch alone."""
 
     sources: tuple[Any, ...]
     batch_size: int = 100
     shuffle: bool = True
     random_state: int = 0
-    #: What the user's batch is made of the sources' rows.
+    #: Makes the user's batch from one array per source.
     form: Callable[[tuple[Any, ...]], Tree] = field(default=_one_or_all, repr=False)
-    #: Which rows of a batch of so many to read; a batch is a `Part` then.
+    #: The range of rows to read from a batch of n rows. If set, every batch is a `Part`.
     share: Callable[[int], tuple[int, int]] | None = field(default=None, repr=False)
+    #: Size of a shuffling window in numbers. The default is 64 MB of float32.
+    window_numbers: int = field(default=2**24, repr=False)
 
     def __post_init__(self) -> None:
         lengths = [source.shape[0] for source in self.sources]
@@ -106,8 +108,7 @@ class Batches:
             raise ValueError(f"the sources have {lengths} rows: row r of each must be the same sample")
         if not lengths[0]:
             raise ValueError("the sources have no rows: give at least one")
-        if not (isinstance(self.batch_size, int | np.integer) and self.batch_size >= 1):
-            raise ValueError(f"batch_size={self.batch_size!r}: give a whole number of at least 1")
+        check_count("batch_size", self.batch_size)
 
     @property
     def n_rows(self) -> int:
@@ -115,7 +116,7 @@ class Batches:
 
     @property
     def width(self) -> int:
-        """Numbers in one row of all sources."""
+        """Numbers per sample, all sources together."""
         return max(1, sum(int(np.prod(source.shape[1:])) for source in self.sources))
 
     def __len__(self) -> int:
@@ -125,21 +126,21 @@ class Batches:
         return self.epoch(0)
 
     def head(self) -> Tree:
-        """The first rows as they lie, read here and now."""
+        """The first batch without shuffling, read in the calling thread."""
         return self.form(tuple(source[: min(self.batch_size, self.n_rows)] for source in self.sources))
 
     def in_order(self, batch_size: int) -> Batches:
-        """The same rows as they lie, in batches of another size."""
+        """The same rows without shuffling, in batches of another size."""
         return replace(self, batch_size=batch_size, shuffle=False)
 
     @property
     def is_dense(self) -> bool:
-        """Whether batches are dense views and nothing else: no labels, no edges."""
+        """Whether every source is a dense array of features: no sparse rows, labels or edges."""
         views = [len(source.shape) > 1 and not scipy.sparse.issparse(source) for source in self.sources]
         return all(views) and self.form is _one_or_all
 
     def shared(self, share: Callable[[int], tuple[int, int]]) -> Batches:
-        """The same batches, of which only those rows are read and given."""
+        """The same batches, but only the rows in ``share(n)`` of each are read."""
         return replace(self, share=share)
 
     def _total(self, batch: int) -> int:
@@ -150,12 +151,12 @@ class Batches:
         return (0, total) if self.share is None else self.share(total)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Tree]:
-        """The batches of one epoch from batch ``start`` on; the same arguments give the same batches."""
+        """The batches of one epoch, starting at batch ``start``. Equal arguments give equal batches."""
         pieces = self._shuffled(number, start) if self.shuffle else self._in_order(start)
         formed: Iterator[Tree] = map(self.form, pieces)
         if self.share is not None:
             formed = (Part(x, self._own(t)[0], self._total(t)) for t, x in enumerate(formed, start))
-        # Slices of an array in memory cost nothing; reading and gathering are worth a thread.
+        # Slicing an array in memory is free. Reading a file or gathering shuffled rows is not, so a thread does it.
         in_memory = all(isinstance(s, np.ndarray) and not _is_mapped(s) for s in self.sources)
         return formed if in_memory and not self.shuffle else prefetch(formed, AHEAD)
 
@@ -168,13 +169,13 @@ class Batches:
             yield views
 
     def _shuffled(self, number: int, start: int) -> Iterator[tuple[Any, ...]]:
-        """Windows of several stretches each, their rows permuted, cut into batches across their borders."""
+        """Join runs of rows into windows, permute each window, and cut the result into batches."""
         n, size = self.n_rows, self.batch_size
-        stretch = -(-min(n, max(size, WINDOW_NUMBERS // self.width)) // STRETCHES)
+        stretch = -(-min(n, max(size, self.window_numbers // self.width)) // STRETCHES)
         order = np.random.default_rng([self.random_state, number]).permutation(-(-n // stretch))
         windows = np.split(order, range(STRETCHES, len(order), STRETCHES))
         lengths = [sum(min(stretch, n - s * stretch) for s in window.tolist()) for window in windows]
-        # The batch under way, how many of its rows have been passed, and those of them that are read here.
+        # The current batch, the number of its rows passed so far, and those rows that this process reads.
         batch, passed, left = start, 0, None
         skip = start * size
         for index, (window, length) in enumerate(zip(windows, lengths, strict=True)):
@@ -204,7 +205,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 def _read_pages(view: Any) -> None:
-    """Have the pages of a map read here, in the reading thread, rather than where they are first used."""
+    """Touch every page of a memory map, so that the disk is read in this thread and not at first use."""
     if _is_mapped(view) and view.flags.c_contiguous:
         view.reshape(-1).view(np.uint8)[::4096].copy()
 
@@ -212,9 +213,9 @@ def _read_pages(view: Any) -> None:
 def _gather(
     sources: tuple[Any, ...], window: np.ndarray, stretch: int, few: bool
 ) -> Callable[[np.ndarray], tuple[Any, ...]]:
-    """A function from positions within a window to rows; what lies in a file is read a stretch at a time.
+    """A function from positions in a window to rows. Files are read one run of rows at a time.
 
-    Where ``few`` of them are wanted, a mapped file is read row by row.
+    If only a ``few`` rows are needed, a mapped file is read row by row instead.
     """
     n = sources[0].shape[0]
     spans = [(s * stretch, min((s + 1) * stretch, n)) for s in window.tolist()]
@@ -232,7 +233,13 @@ def _gather(
 
 
 class prefetch:
-    """An iterator that stays a few items ahead of its reader, in a thread of its own.
+    """Iterate in a background thread that keeps a queue of the next items.
+
+    Parameters
+    ----------
+    items : iterable
+    ahead : int
+        Length of the queue.
 
     Examples
     --------
@@ -243,11 +250,10 @@ class prefetch:
 
     def __init__(self, items: Iterable[Any], ahead: int = AHEAD):
         self._stop = threading.Event()
-        if ahead < 1:
-            raise ValueError(f"ahead={ahead!r}: give a whole number of at least 1")
-        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
+        check_count("ahead", ahead)
+        self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=ahead)
         self._ended = False
-        # The thread knows the queue but not this object, so that letting go of it ends the thread.
+        # The thread holds no reference to this object, so deleting the object stops the thread.
         arguments = (iter(items), self._queue, self._stop)
         threading.Thread(target=_read_ahead, args=arguments, daemon=True, name="eigenstream-prefetch").start()
 
@@ -257,35 +263,33 @@ class prefetch:
     def __next__(self) -> Any:
         if self._ended:
             raise StopIteration
-        kind, item = self._queue.get()
-        if kind == "item":
-            return item
-        self._ended = True
-        if kind == "error":
-            raise item
-        raise StopIteration
+        item, ending = self._queue.get()
+        if ending is not None:
+            self._ended = True
+            raise ending
+        return item
 
     def __del__(self) -> None:
         self._stop.set()
 
 
-def _read_ahead(items: Iterator[Any], out: queue.Queue[tuple[str, Any]], stop: threading.Event) -> None:
-    def put(kind: str, item: Any) -> bool:
+def _read_ahead(items: Iterator[Any], out: queue.Queue[Any], stop: threading.Event) -> None:
+    """Put pairs ``(item, None)`` and at the end ``(None, exception)`` into a queue, until told to stop."""
+
+    def put(item: Any, ending: BaseException | None) -> None:
         while not stop.is_set():
-            try:
-                out.put((kind, item), timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+            with contextlib.suppress(queue.Full):
+                out.put((item, ending), timeout=0.1)
+                return
 
     try:
         for item in items:
-            if not put("item", item):
+            put(item, None)
+            if stop.is_set():
                 return
-            # What waits in the queue is all that is kept.
+            # Otherwise this name would keep the item in memory after the reader has freed it.
             del item
     except BaseException as error:
-        put("error", error)
-        return
-    put("end", None)
+        put(None, error)
+    else:
+        put(None, StopIteration())

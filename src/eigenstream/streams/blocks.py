@@ -1,4 +1,4 @@
-"""Small batches gathered into blocks that are worth a matrix product."""
+"""Join small batches into blocks, so that there are fewer and larger matrix products."""
 
 from __future__ import annotations
 
@@ -14,42 +14,45 @@ from eigenstream.core.views import n_rows
 
 
 class Blocks:
-    """Host batches in, blocks out. Rows are copied as they come, so a source may use its memory again.
+    """A queue of host batches that returns blocks of ``block_rows`` rows or more.
 
-    A block is the gatherer's own memory, to be used before the next is asked for.
+    Rows are copied, so a source may reuse its memory. A block is a view of the queue's memory and is valid until the
+    next call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block_rows: int = BLOCK_ROWS) -> None:
+        self.block_rows = block_rows
+        #: Rows in the queue.
         self.waiting = 0
         self._rows: list[Any] = []
         self._form: Any = None
 
     def add(self, batch: Tree) -> list[Tree]:
-        """The blocks that this batch completes; one that is large enough is passed on as it is."""
+        """The blocks that this batch completes. A large batch is returned without a copy."""
         leaves, structure = jax.tree.flatten(batch, is_leaf=scipy.sparse.issparse)
         leaves = [np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
         out = []
         form = structure, [_kind(leaf) for leaf in leaves]
         if self.waiting and not (form == self._form and self._has_room(n_rows(batch))):
             out.append(self.rest())
-        if not self.waiting and n_rows(batch) >= BLOCK_ROWS:
+        if not self.waiting and n_rows(batch) >= self.block_rows:
             return [*out, jax.tree.unflatten(structure, leaves)]
         if not self.waiting and not (form == self._form and self._has_room(n_rows(batch))):
-            self._form, self._rows = form, [_room(leaf) for leaf in leaves]
+            self._form, self._rows = form, [self._room(leaf) for leaf in leaves]
         self._append(leaves)
-        return [*out, self.rest()] if self.waiting >= BLOCK_ROWS else out
+        return [*out, self.rest()] if self.waiting >= self.block_rows else out
 
     def rest(self) -> Tree:
-        """What waits, as a block."""
+        """All queued rows as one block."""
         count, self.waiting = self.waiting, 0
         leaves = [scipy.sparse.vstack(x, format="csr") if isinstance(x, list) else x[:count] for x in self._rows]
         self._rows = [[] if isinstance(x, list) else x for x in self._rows]
         return jax.tree.unflatten(self._form[0], leaves)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Only the rows that wait are worth writing down."""
+        """Pickle the queued rows without the unused memory behind them."""
         kept = [x if isinstance(x, list) else x[: self.waiting].copy() for x in self._rows]
-        return {**vars(self), "_rows": kept} if self.waiting else {"waiting": 0, "_rows": [], "_form": None}
+        return {**vars(self), **({"_rows": kept} if self.waiting else {"_rows": [], "_form": None})}
 
     def _has_room(self, count: int) -> bool:
         return all(isinstance(x, list) or self.waiting + count <= len(x) for x in self._rows)
@@ -63,9 +66,8 @@ class Blocks:
                 kept[self.waiting : self.waiting + b] = leaf
         self.waiting += b
 
-
-def _room(leaf: Any) -> Any:
-    return [] if scipy.sparse.issparse(leaf) else np.empty((2 * BLOCK_ROWS, *leaf.shape[1:]), leaf.dtype)
+    def _room(self, leaf: Any) -> Any:
+        return [] if scipy.sparse.issparse(leaf) else np.empty((2 * self.block_rows, *leaf.shape[1:]), leaf.dtype)
 
 
 def _kind(leaf: Any) -> tuple[Any, Any]:

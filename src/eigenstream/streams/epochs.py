@@ -1,4 +1,4 @@
-"""Epochs of any iterable of batches, from any position."""
+"""Read any iterable of batches for several epochs, from any position."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from eigenstream.streams.batching import Batches
 
 
 class Epochs:
-    """What a run reads: batches, or for a problem without data the numbers of steps to take at once."""
+    """The input of a run: batches, or for a problem without data a list of step counts."""
 
     def __init__(self, problem: Problem, batches: Iterable[Tree] | None, max_steps: int | None, stride: int):
         self._opened: Iterator[Tree] | None = None
-        self.needless = problem.noiseless
+        self._without_data = problem.noiseless
         self.source: Any = batches
         self.repeatable = True
         if problem.noiseless:
@@ -33,8 +33,8 @@ class Epochs:
             self.repeatable = self._opened is not batches
 
     def head(self) -> Tree:
-        """The first batch, which will be read again; None for a problem without data."""
-        if self.needless:
+        """The first batch, which the first epoch returns again; None for a problem without data."""
+        if self._without_data:
             return None
         if isinstance(self.source, Batches):
             return self.source.head()
@@ -45,29 +45,29 @@ class Epochs:
         self._opened = _Chained(heads, self._opened)
         return heads[0]
 
-    def in_large_batches(self) -> None:
-        """Sums need no order, and large batches are quicker."""
+    def in_large_batches(self, block_rows: Callable[[int], int] = block_rows) -> None:
+        """Read large batches in file order, which is faster; for solvers that only sum rows."""
         if isinstance(self.source, Batches):
             self.source = self.source.in_order(block_rows(self.source.width))
 
     def shared(self, share: Callable[[int], tuple[int, int]]) -> None:
-        """Read only these rows of every batch, where batches are made of dense views that can be read in part."""
+        """Read only the rows in ``share(n)`` of every batch of n rows, if the batches are dense `Batches`."""
         if isinstance(self.source, Batches) and self.source.is_dense:
             self.source = self.source.shared(share)
 
     def length(self, max_epochs: int, max_steps: int | None) -> int | None:
-        """Steps to the end, where that is known."""
-        if self.needless:
+        """The number of steps, or None if it is unknown."""
+        if self._without_data:
             return sum(self.source)
         try:
             total = len(self.source) * max_epochs
         except TypeError:
-            # No length, or that of a loader whose data set has none.
+            # The source has no length, or is a loader whose data set has none.
             return max_steps
         return total if max_steps is None else min(total, max_steps)
 
     def epoch(self, number: int, taken: int, revisit: Callable[[Tree], None], least: int) -> Iterator[Tree]:
-        """The batches of an epoch after the first ``taken``; the last of those, ``least`` rows, go to ``revisit``."""
+        """The batches of an epoch after the first ``taken``; ``revisit`` gets at least ``least`` rows before them."""
         if isinstance(self.source, Batches):
             start = max(0, taken - -(-least // self.source.batch_size))
             batches = self.source.epoch(number, start)
@@ -75,13 +75,13 @@ class Epochs:
             start, batches = 0, iter(self.source) if self._opened is None else self._opened
             self._opened = None
         for raw in itertools.islice(batches, taken - start):
-            if not self.needless:
+            if not self._without_data:
                 revisit(raw)
         return batches
 
 
 class _Chained:
-    """Items before an iterator's, each let go of as it is given."""
+    """A list followed by an iterator. Each item is removed from the list when it is returned, to free its memory."""
 
     def __init__(self, items: list[Tree], rest: Iterator[Tree]):
         self.items, self.rest = items, rest

@@ -1,4 +1,4 @@
-"""Files as sources: objects with a ``shape`` and a ``dtype`` whose rows can be sliced without reading the rest."""
+"""Open files as sources: objects with a ``shape``, a ``dtype`` and row slices that read only those rows."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-#: Lines of text between two remembered positions.
+#: The byte offset of every STRIDE-th line of a text file is stored.
 STRIDE = 4096
 
 READERS = ".npy, .npz, .zarr, .h5, .hdf5, .parquet, .arrow, .feather, .csv, .tsv, .txt or .edges"
 
 
 def open_source(path: str | Path) -> Any:
-    """Open a file for reading row by row; what is not sliced is not read.
+    """Open a file for reading by row slices, without loading it.
 
     Parameters
     ----------
     path : str or Path
-        A ``.npy`` file, an ``.npz`` archive (of `numpy.savez` or `scipy.sparse.save_npz`), a ``.zarr`` folder, an HDF5
-        file, a Parquet, Arrow or Feather table of numbers, or text with one row a line. Where a file holds several
-        arrays, ``"file.h5::name"`` names one; of a table, ``"file.parquet::a,b"`` names columns.
+        A ``.npy`` file, an ``.npz`` archive (from `numpy.savez` or `scipy.sparse.save_npz`), a ``.zarr`` folder, an
+        HDF5 file, a Parquet, Arrow or Feather table of numbers, or text with one row per line. ``"file.h5::name"``
+        selects one of several arrays, ``"file.parquet::a,b"`` selects columns.
 
     Returns
     -------
     source
-        With ``shape``, ``dtype`` and row slices.
+        An object with ``shape``, ``dtype`` and row slices.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def open_source(path: str | Path) -> Any:
         raise FileNotFoundError(f"{name} does not exist: give the path of a {READERS} file")
     suffix = file.suffix.lower()
     if suffix == ".npy":
-        return _numeric(_load_npy(file), name)
+        return _open_npy(file)
     if suffix == ".npz":
         return _open_npz(file, inner)
     if suffix == ".zarr":
@@ -64,13 +64,13 @@ def open_source(path: str | Path) -> Any:
     raise ValueError(f"{name}: no reader for {suffix or 'a file without an ending'}; give {READERS}")
 
 
-def _numeric(source: Any, name: str) -> Any:
+def _check_real(source: Any, name: str) -> Any:
     if np.dtype(source.dtype).kind not in "biufU":
         raise ValueError(f"{name} has dtype {source.dtype}: give an array of real numbers")
     return source
 
 
-def _needs(module: str) -> Any:
+def _import(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -78,39 +78,38 @@ def _needs(module: str) -> Any:
         raise ValueError(f'reading this file needs {package}: pip install "eigenstream[data]"') from error
 
 
-def _load_npy(file: Path) -> np.ndarray:
+def _open_npy(file: Path) -> np.ndarray:
     try:
-        return np.load(file, mmap_mode="r", allow_pickle=False)
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
         raise ValueError(f"{file} is not an array of numbers that can be mapped ({error})") from error
+    return _check_real(array, str(file))
 
 
 def _open_npz(file: Path, inner: str) -> Any:
     with zipfile.ZipFile(file) as archive:
         members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
-        if {"format", "shape", "data", "indices", "indptr"} <= set(members) and not inner:
-            parts = {name: _map_member(file, archive, members[name]) for name in ("shape", "data", "indices", "indptr")}
-            kind = bytes(np.asarray(_map_member(file, archive, members["format"])).item())
-            if kind != b"csr":
-                raise ValueError(f"{file} holds a {kind.decode()} matrix: save it by rows, save_npz(file, X.tocsr())")
-            shape = tuple(int(n) for n in parts["shape"])
-            return scipy.sparse.csr_matrix((parts["data"], parts["indices"], parts["indptr"]), shape=shape, copy=False)
-        chosen = _only(file, sorted(members), inner)
-        return _numeric(_map_member(file, archive, members[chosen]), f"{file}::{chosen}")
+        names = ("format", "shape", "data", "indices", "indptr")
+        if members.keys() >= set(names) and not inner:
+            kind, shape, *parts = (_map_member(file, archive, members[name]) for name in names)
+            if (layout := kind.item().decode()) != "csr":
+                raise ValueError(f"{file} holds a {layout} matrix: save it by rows, save_npz(file, X.tocsr())")
+            return scipy.sparse.csr_matrix(tuple(parts), shape=tuple(shape.tolist()), copy=False)
+        chosen = _choose(file, sorted(members), inner)
+        return _check_real(_map_member(file, archive, members[chosen]), f"{file}::{chosen}")
 
 
-def _only(file: Path, names: list[str], inner: str) -> str:
-    """The array asked for, or the only one there is."""
-    if inner and inner in names:
-        return inner
-    if not inner and len(names) == 1:
-        return names[0]
+def _choose(file: Path, names: list[str], inner: str) -> str:
+    """The array named ``inner``; if no name is given, the only array."""
+    found = [name for name in names if name == inner or not inner]
+    if len(found) == 1:
+        return found[0]
     listed = ", ".join(names) or "no array"
     raise ValueError(f"{file} holds {listed}: name one, {file}::{names[0] if names else 'name'}")
 
 
 def _map_member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """An array of an archive as a map: of the archive itself if it is stored plain, else of an unpacked copy."""
+    """Map one array of an archive: in the archive if it is uncompressed, else in a decompressed temporary file."""
     with archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -138,37 +137,34 @@ def _data_offset(file: Path, member: zipfile.ZipInfo) -> int:
 
 
 def _open_zarr(file: Path, inner: str) -> Any:
-    zarr = _needs("zarr")
-    node = zarr.open(str(file), mode="r", path=inner or None)
+    node = _import("zarr").open(str(file), mode="r", path=inner or None)
     if hasattr(node, "dtype"):
-        return _numeric(node, str(file))
-    name = _only(file, sorted(key for key, _ in node.arrays()), inner)
-    return _numeric(node[name], f"{file}::{name}")
+        return _check_real(node, str(file))
+    name = _choose(file, sorted(key for key, _ in node.arrays()), inner)
+    return _check_real(node[name], f"{file}::{name}")
 
 
 def _open_hdf5(file: Path, inner: str) -> Any:
-    h5py = _needs("h5py")
+    h5py = _import("h5py")
     archive = h5py.File(file, "r")
     names: list[str] = []
     archive.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    name = _only(file, sorted(names), inner.strip("/"))
-    return _numeric(archive[name], f"{file}::{name}")
+    name = _choose(file, sorted(names), inner.strip("/"))
+    return _check_real(archive[name], f"{file}::{name}")
 
 
 class Table:
-    """The numeric columns of a Parquet, Arrow or Feather file; one group of rows is kept decoded at a time."""
+    """Numeric columns of a Parquet, Arrow or Feather file. One decoded row group is cached."""
 
     def __init__(self, file: Path, columns: str = ""):
         self.columns: list[str] = []
         if file.suffix.lower() == ".parquet":
-            self._file = _needs("pyarrow.parquet").ParquetFile(file, memory_map=True)
-            schema = self._file.schema_arrow
-            metadata = self._file.metadata
+            self._file = _import("pyarrow.parquet").ParquetFile(file, memory_map=True)
+            schema, metadata = self._file.schema_arrow, self._file.metadata
             sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
             self._group = lambda i: self._file.read_row_group(i, columns=self.columns)
         else:
-            pyarrow = _needs("pyarrow")
-            self._file = _needs("pyarrow.ipc").open_file(pyarrow.memory_map(str(file)))
+            self._file = _import("pyarrow.ipc").open_file(_import("pyarrow").memory_map(str(file)))
             schema = self._file.schema
             sizes = [self._file.get_batch(i).num_rows for i in range(self._file.num_record_batches)]
             self._group = lambda i: self._file.get_batch(i).select(self.columns)
@@ -176,21 +172,17 @@ class Table:
         missing = [name for name in self.columns if name not in schema.names]
         if missing:
             raise ValueError(f"{file} has no column {missing[0]!r}: it has {', '.join(schema.names)}")
-        types = [schema.field(name).type for name in self.columns]
-        if len(types) == 1 and getattr(types[0], "list_size", 0) > 0:
-            self.shape, kinds = (sum(sizes), types[0].list_size), [types[0].value_type]
-        else:
-            self.shape, kinds = (sum(sizes), len(types)), types
-        try:
-            self.dtype = np.result_type(*(kind.to_pandas_dtype() for kind in kinds))
-        except (NotImplementedError, TypeError):
-            self.dtype = np.dtype(object)
-        if self.dtype.kind not in "biuf":
-            text = [n for n, kind in zip(self.columns, types, strict=True) if not _is_number(kind)]
-            raise ValueError(f"{file}: column {text[0]!r} does not hold numbers; name those to take, {file}::a,b")
+        types, width = [schema.field(name).type for name in self.columns], len(self.columns)
+        self._is_list = width == 1 and getattr(types[0], "list_size", 0) > 0
+        if self._is_list:
+            types, width = [types[0].value_type], types[0].list_size
+        for name, kind in zip(self.columns, types, strict=True):
+            if not _is_number(kind):
+                raise ValueError(f"{file}: column {name!r} does not hold numbers; select columns, {file}::a,b")
+        self.shape, self.dtype = (sum(sizes), width), np.result_type(*(kind.to_pandas_dtype() for kind in types))
         self._bounds = np.cumsum([0, *sizes])
-        self._kept: tuple[int, np.ndarray] | None = None
-        # Arrow's readers are for one thread at a time.
+        self._cached: tuple[int, np.ndarray] | None = None
+        # Arrow's readers are not thread-safe.
         self._lock = threading.Lock()
 
     def __getitem__(self, rows: slice) -> np.ndarray:
@@ -201,26 +193,24 @@ class Table:
         return np.concatenate(pieces) if len(pieces) != 1 else pieces[0]
 
     def _decoded(self, i: int) -> np.ndarray:
-        if self._kept is None or self._kept[0] != i:
-            self._kept = None
-            columns = [column.combine_chunks() if hasattr(column, "chunks") else column for column in self._columns(i)]
-            if len(columns) == 1 and hasattr(columns[0], "flatten") and getattr(columns[0].type, "list_size", 0) > 0:
+        if self._cached is None or self._cached[0] != i:
+            # Freed before the next group is decoded.
+            self._cached = None
+            columns = list(map(self._group(i).column, self.columns))
+            columns = [column.combine_chunks() if hasattr(column, "chunks") else column for column in columns]
+            if self._is_list:
                 if columns[0].null_count:
                     raise ValueError(f"column {self.columns[0]!r} has rows without a list: drop or fill them")
                 matrix = columns[0].flatten().to_numpy(zero_copy_only=False).reshape(-1, self.shape[1])
             else:
                 matrix = np.column_stack([column.to_numpy(zero_copy_only=False) for column in columns])
-            # A column with gaps comes as floats, NaN in the gaps, whatever its type: the checks must see them.
-            self._kept = (i, matrix.astype(np.result_type(self.dtype, matrix.dtype), copy=False))
-        return self._kept[1]
-
-    def _columns(self, i: int) -> list[Any]:
-        group = self._group(i)
-        return [group.column(name) for name in self.columns]
+            # Arrow returns an integer column with nulls as floats with NaN. Keep them, so that the check for NaN fails.
+            self._cached = (i, matrix.astype(np.result_type(self.dtype, matrix.dtype), copy=False))
+        return self._cached[1]
 
 
 def _is_number(kind: Any) -> bool:
-    types = _needs("pyarrow.types")
+    types = _import("pyarrow.types")
     return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
 
 
@@ -233,7 +223,7 @@ def _is_float(item: str) -> bool:
 
 
 class Text:
-    """Numbers in lines of text, separated by spaces, tabs, commas or semicolons, after a header or comments if any."""
+    """Lines of numbers separated by spaces, tabs, commas or semicolons, after an optional header or comments."""
 
     def __init__(self, file: Path):
         self.file = file
@@ -241,7 +231,7 @@ class Text:
             data = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) if file.stat().st_size else b""
             start = self._first_row(raw)
         self._offsets, n, position = [start], 0, start
-        # One pass to count lines and to remember where every STRIDE-th begins.
+        # One pass counts the lines and stores the offset of every STRIDE-th.
         while position < len(data):
             end = data.find(b"\n", position)
             position = len(data) if end < 0 else end + 1
@@ -250,8 +240,7 @@ class Text:
                 self._offsets.append(position)
         self._offsets.append(len(data))
         self.dtype = np.dtype(np.float64)
-        width = self._parsed(0).shape[1] if n else 0
-        self.shape = (n, width)
+        self.shape = (n, self._parsed(0).shape[1])
 
     def _first_row(self, raw: Any) -> int:
         header = False
