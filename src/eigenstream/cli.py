@@ -207,6 +207,7 @@ def _summary(problem: Kind, estimator: Any, out: Path) -> dict[str, Any]:
         "rows": estimator.n_samples_seen_,
         "steps": estimator.n_iter_,
         "converged": estimator.converged_,
+        "status": estimator.status_,
         "message": estimator.message_,
         "eigenvalues": estimator.eigenvalues_,
         "residuals": estimator.residuals_,

@@ -53,11 +53,6 @@ def dot(U: Tree, V: Tree) -> Any:
     return jax.tree.reduce(operator.add, jax.tree.map(lambda u, v: (_flat(u) * _flat(v)).sum(1), U, V))
 
 
-def sums(V: Tree) -> list[Any]:
-    """The sum of all entries of each leaf."""
-    return [leaf.sum() for leaf in jax.tree.leaves(V)]
-
-
 def norms(V: Tree) -> Any:
     """Euclidean norms of the players, shape (k,)."""
     return dot(V, V) ** 0.5

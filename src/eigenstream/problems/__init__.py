@@ -1,4 +1,4 @@
-"""Problems for `eigenstream.solve`: each function returns a definition of ``A`` and ``B``."""
+"""Problems for `eigenstream.solve`: definitions of ``A`` and ``B``."""
 
 from __future__ import annotations
 
@@ -6,34 +6,15 @@ from typing import Any
 
 from eigenstream.problems.base import Problem, Products
 from eigenstream.problems.checks import check_options
-from eigenstream.problems.covariance import CCA, PCA, PLS
+from eigenstream.problems.covariance import CCA
+from eigenstream.problems.covariance import PCA as pca
+from eigenstream.problems.covariance import PLS as pls
 from eigenstream.problems.graphs import Edges, laplacian_pair
-from eigenstream.problems.ica import ICA
-from eigenstream.problems.lda import LDA
+from eigenstream.problems.ica import ICA as ica
+from eigenstream.problems.lda import LDA as lda
 from eigenstream.problems.matrices import Matrices, check_operands, matrices
 
 __all__ = ["Problem", "Products", "cca", "ica", "laplacian", "lda", "matrices", "multiview", "pca", "pls"]
-
-
-def pca(*, center: bool | str = True, ridge: float = 0.0) -> PCA:
-    """Principal components: ``A`` is the covariance, ``B`` the identity. A batch is ``X``.
-
-    Parameters
-    ----------
-    center : {True, False, "running"}
-        True: centre each batch by its own mean and divide by ``b - 1``, which is unbiased. ``"running"``: centre by
-        the running mean, as the paper does. False: the rows are centred already.
-    ridge : float
-        Added to ``B``, relative to its mean eigenvalue.
-
-    Examples
-    --------
-    >>> import numpy as np, eigenstream as es
-    >>> X = np.random.default_rng(0).normal(size=(1000, 3)) * [3.0, 2.0, 1.0]
-    >>> es.solve(es.problems.pca(), [X], k=1).eigenvalues.round(1).tolist()
-    [8.8]
-    """
-    return PCA(center, ridge)
 
 
 def cca(*, center: bool | str = True, ridge: float = 0.0) -> CCA:
@@ -75,66 +56,6 @@ def multiview(*, center: bool | str = True, ridge: float = 0.0) -> CCA:
     [2.0]
     """
     return CCA(None, center, ridge)
-
-
-def pls(*, center: bool | str = True, ridge: float = 0.0) -> PLS:
-    """Partial least squares: the directions of two views with the largest covariance. A batch is ``(X, Y)``.
-
-    Parameters
-    ----------
-    center, ridge
-        As for `pca`.
-
-    Examples
-    --------
-    >>> import numpy as np, eigenstream as es
-    >>> X = np.random.default_rng(0).normal(size=(1000, 2)) * [2.0, 1.0]
-    >>> es.solve(es.problems.pls(), [(X, X)], k=1).eigenvalues.round(1).tolist()
-    [4.2]
-    """
-    return PLS(center, ridge)
-
-
-def lda(n_classes: int, *, ridge: float = 0.0) -> LDA:
-    """Linear discriminants. A batch is ``(X, labels)``, labels whole numbers below ``n_classes``.
-
-    Parameters
-    ----------
-    n_classes : int
-        The number of classes; there are at most ``n_classes - 1`` discriminants.
-    ridge : float
-        Added to the within-class covariance, relative to its mean eigenvalue.
-
-    Examples
-    --------
-    >>> import numpy as np, eigenstream as es
-    >>> y = np.arange(1000) % 2
-    >>> X = np.random.default_rng(0).normal(size=(1000, 3)) + 6 * y[:, None] * [1, 0, 0]
-    >>> es.solve(es.problems.lda(2), [(X, y)], k=1).eigenvalues.round(0).tolist()
-    [9.0]
-    """
-    return LDA(n_classes, ridge)
-
-
-def ica(*, center: bool | str = True, ridge: float = 0.0) -> ICA:
-    """Independent components by excess kurtosis. A batch is ``X``.
-
-    Parameters
-    ----------
-    center : {True, False, "running"}
-        True or ``"running"``: a stream is centred by its running mean (a fourth moment about a batch's own mean is
-        biased), an exact solution by the mean of all rows. False: the rows are centred already.
-    ridge : float
-        Added to ``B``, relative to its mean eigenvalue.
-
-    Examples
-    --------
-    >>> import numpy as np, eigenstream as es
-    >>> S = np.random.default_rng(0).uniform(-1, 1, size=(4000, 2)) * [3.0, 1.0]
-    >>> es.solve(es.problems.ica(), [S], k=1, which="smallest").eigenvalues.round(0).tolist()
-    [-4.0]
-    """
-    return ICA(center, ridge)
 
 
 def laplacian(

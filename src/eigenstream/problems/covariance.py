@@ -15,9 +15,25 @@ from eigenstream.problems.checks import check_views
 
 
 @jax.tree_util.register_static
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PCA(Problem):
-    """``A = E[x xᵀ]``, ``B = I``."""
+    """Principal components: ``A = E[x xᵀ]``, ``B = I``. A batch is ``X``.
+
+    Parameters
+    ----------
+    center : {True, False, "running"}
+        True: centre each batch by its own mean and divide by ``b - 1``, which is unbiased. ``"running"``: centre by
+        the running mean, as the paper does. False: the rows are centred already.
+    ridge : float
+        Added to ``B``, relative to its mean eigenvalue.
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> X = np.random.default_rng(0).normal(size=(1000, 3)) * [3.0, 2.0, 1.0]
+    >>> es.solve(es.problems.pca(), [X], k=1).eigenvalues.round(1).tolist()
+    [8.8]
+    """
 
     center: bool | str = True
     ridge: float = 0.0
@@ -73,9 +89,22 @@ class CCA(Problem):
 
 
 @jax.tree_util.register_static
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PLS(Problem):
-    """``A = [[0, Cxy], [Cyx, 0]]``, ``B = I``."""
+    """Partial least squares: ``A = [[0, Cxy], [Cyx, 0]]``, ``B = I``. A batch is ``(X, Y)``.
+
+    Parameters
+    ----------
+    center, ridge
+        As for `pca`.
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> X = np.random.default_rng(0).normal(size=(1000, 2)) * [2.0, 1.0]
+    >>> es.solve(es.problems.pls(), [(X, X)], k=1).eigenvalues.round(1).tolist()
+    [4.2]
+    """
 
     center: bool | str = True
     ridge: float = 0.0

@@ -30,9 +30,27 @@ class Fourth(NamedTuple):
 
 
 @jax.tree_util.register_static
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ICA(Problem):
-    """``A = E[|x|² x xᵀ] - tr(B) B - 2 B²``, ``B = E[x xᵀ]`` (Parra and Sajda, 2003)."""
+    """Independent components by excess kurtosis (Parra and Sajda, 2003). A batch is ``X``.
+
+    ``A = E[|x|² x xᵀ] - tr(B) B - 2 B²``, ``B = E[x xᵀ]``.
+
+    Parameters
+    ----------
+    center : {True, False, "running"}
+        True or ``"running"``: a stream is centred by its running mean (a fourth moment about a batch's own mean is
+        biased), an exact solution by the mean of all rows. False: the rows are centred already.
+    ridge : float
+        Added to ``B``, relative to its mean eigenvalue.
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> S = np.random.default_rng(0).uniform(-1, 1, size=(4000, 2)) * [3.0, 1.0]
+    >>> es.solve(es.problems.ica(), [S], k=1, which="smallest").eigenvalues.round(0).tolist()
+    [-4.0]
+    """
 
     center: bool | str = True
     ridge: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -33,9 +33,28 @@ class Scatters(NamedTuple):
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class LDA(Problem):
-    """``A``: the covariance between class means, weighted by frequency; ``B``: the covariance within classes."""
+    """Linear discriminants. A batch is ``(X, labels)``, labels whole numbers below ``n_classes``.
+
+    ``A``: the covariance between class means, weighted by frequency; ``B``: the covariance within classes.
+
+    Parameters
+    ----------
+    n_classes : int
+        The number of classes; there are at most ``n_classes - 1`` discriminants.
+    ridge : float
+        Added to the within-class covariance, relative to its mean eigenvalue.
+
+    Examples
+    --------
+    >>> import numpy as np, eigenstream as es
+    >>> y = np.arange(1000) % 2
+    >>> X = np.random.default_rng(0).normal(size=(1000, 3)) + 6 * y[:, None] * [1, 0, 0]
+    >>> es.solve(es.problems.lda(2), [(X, y)], k=1).eigenvalues.round(0).tolist()
+    [9.0]
+    """
 
     n_classes: int
+    _: KW_ONLY
     ridge: float = 0.0
     positive = True
 

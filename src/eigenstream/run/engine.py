@@ -77,27 +77,21 @@ class Engine(Protocol):
 
     def take(self, batch: Tree, start: int, total: int) -> int:
         """Learn from an accepted batch, this process's rows from ``start`` on of ``total``; return the steps taken."""
-        raise NotImplementedError
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
         """The eigenpairs after ``n_rows`` rows; ``source`` describes in words what was read."""
-        raise NotImplementedError
 
     def next_pass(self, epoch: int, max_epochs: int) -> bool:
         """Prepare to read the stream again; False if the solver is done."""
-        raise NotImplementedError
 
     def saveable(self) -> list[Any] | None:
         """The arrays of a checkpoint; None while rows are queued that it would lose."""
-        raise NotImplementedError
 
     def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
         """Continue from the arrays of a checkpoint made in this epoch."""
-        raise NotImplementedError
 
     def summary(self) -> Summary | None:
         """Counts and means of the rows, in their own coordinates."""
-        raise NotImplementedError
 
     @property
     def failed(self) -> bool:

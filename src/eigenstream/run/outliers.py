@@ -74,7 +74,7 @@ class Outliers:
 
     def warn(self) -> None:
         if self.count:
-            warnings.warn(f"{self.report()}; es.solvers.Game(outlier=np.inf) turns this off", stacklevel=2)
+            warnings.warn(f"{self.report()}; es.solvers.Game(outlier=None) takes rows as they are", stacklevel=2)
 
 
 def _energies(leaf: Any) -> np.ndarray:

@@ -197,11 +197,7 @@ class Smooth(Stochastic):
         if not 0 < self.floor < self.ceiling:
             raise ValueError(f"floor={self.floor!r}, ceiling={self.ceiling!r}: give 0 < floor < ceiling")
 
-    def fixed_shift(self, problem: Problem) -> float:
-        return self.shift or 0.0
-
-    def start_aux(self, V: Tree) -> Auxiliary:
-        return Auxiliary.start(V)
+    fixed_shift, start_aux, retract = Paper.fixed_shift, Paper.start_aux, Paper.retract
 
     def squared_norms(self, z: jax.Array) -> jax.Array:
         """``[⟨v, B v⟩] = exp(log ρ + (log ν - log ρ) σ(z))``."""
@@ -209,8 +205,6 @@ class Smooth(Stochastic):
 
     def direction(self, V: Tree, aux: Auxiliary, pairs: list[Pair]) -> Tree:
         return direction(V, pairs, aux.BV, self.squared_norms(aux.z), aux.shift)
-
-    retract = Paper.retract
 
     def update_aux(self, problem: Problem, state: State, BV: Tree) -> Auxiliary:
         gamma, (mean, z, _) = _at(self.averaging, state.step), state.aux

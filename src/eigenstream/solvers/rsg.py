@@ -144,7 +144,7 @@ class RSGPlus:
         )
         new = RSGState(moved, memory, C, state.step + 1, failed)
         new = jax.tree.map(lambda a, b: jnp.where(failed, a, b), state, new)._replace(failed=failed)
-        rho = _correlations(new.covariance)
+        rho = jnp.abs(_correlations(new.covariance))
         return new, Info(rho, jnp.full_like(rho, jnp.nan))
 
     def _oja(self, f: Factors, x: jax.Array) -> Factors:
@@ -164,7 +164,7 @@ class RSGPlus:
 
     def eigenpairs(self, problem: Problem, state: RSGState) -> tuple[np.ndarray, Tree]:
         """Correlations of matching scores, largest first, made positive by the sign of the second view."""
-        rho = np.asarray(_correlations(state.covariance, signed=True), np.float64)
+        rho = np.asarray(_correlations(state.covariance), np.float64)
         order = np.argsort(-np.abs(rho))
         k = len(rho)
         scale = 1 / np.sqrt(2 * np.maximum(np.diag(np.asarray(state.covariance)), np.finfo(np.float32).tiny))
@@ -183,8 +183,7 @@ def _dense(view: Any) -> jax.Array:
     return x - x.mean(0) if centred else x
 
 
-def _correlations(C: jax.Array, signed: bool = False) -> jax.Array:
+def _correlations(C: jax.Array) -> jax.Array:
     k = len(C) // 2
     variances = jnp.maximum(jnp.diag(C), jnp.finfo(C.dtype).tiny)
-    rho = jnp.diag(C[:k, k:]) / jnp.sqrt(variances[:k] * variances[k:])
-    return rho if signed else jnp.abs(rho)
+    return jnp.diag(C[:k, k:]) / jnp.sqrt(variances[:k] * variances[k:])

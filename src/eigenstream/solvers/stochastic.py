@@ -179,7 +179,7 @@ class Stochastic:
         """The players after the optimizer's update, the optimizer's state, and whether it overflowed."""
         update, optimizer = self._optimizer().update(players.scale(-1, ascent), state.optimizer, state.V)
         # The optimizer overflowed: zero those entries of the update and mark the step as failed.
-        overflowed = ~jnp.isfinite(jnp.stack(players.sums(update))).all()
+        overflowed = ~jnp.isfinite(jnp.stack([leaf.sum() for leaf in jax.tree.leaves(update)])).all()
         update = jax.tree.map(lambda u: jnp.where(jnp.isfinite(u), u, 0), update)
         return optax.apply_updates(state.V, update), optimizer, overflowed
 

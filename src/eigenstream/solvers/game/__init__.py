@@ -161,7 +161,7 @@ class Game:
         return tuple(Sketch.empty(block, self._rank(players.size(block)), problem.ridge) for block in blocks)
 
     def _rank(self, d: int) -> int:
-        return min(self.rank if self.rank is not None else RANK if d > WHOLE else d, d)
+        return min(self.rank or (RANK if d > WHOLE else d), d)
 
     def step(self, problem: Problem, state: GameState, batch: Tree) -> tuple[GameState, Info]:
         """Multiply one batch; move once enough rows are gathered."""
