@@ -4,7 +4,8 @@
 
 Needs 20 GB of disk for the default size. Writes docs/results/streaming.json and docs/results/streaming.md; with
 ``--page`` the page alone, from the figures on disk. Each round measures everything twice: with the pages of the files
-dropped from memory (cold), and with them cached (warm). Figures are medians over rounds. PCA reads one file of 256 columns, CCA two files of 128.
+dropped from memory (cold), and with them cached (warm). Figures are medians over rounds. PCA reads one file of 256
+columns, CCA two files of 128.
 """
 
 from __future__ import annotations
