@@ -1,15 +1,16 @@
-# Every target sets up what it needs in .venv; nothing outside this folder is touched.
+# Every target installs what it needs in .venv; nothing outside this folder is touched.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench soak reproduce reproduce-small clean
+.PHONY: demo test check lint format bench soak reproduce reproduce-small clean
 
-# The suite is many short compilations: two processes share them, and the next run finds them in the cache.
+# The suite compiles many small programs: the cache keeps them for the next run, and loadscope keeps the tests of one
+# module, which share them, in one process.
 CACHE := JAX_COMPILATION_CACHE_DIR=$(abspath $(VENV))/jax-cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
          JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
-PYTEST := $(CACHE) $(BIN)/python -m pytest -q -n 2
+PYTEST := $(CACHE) $(BIN)/python -m pytest -q -n 2 --dist loadscope --durations=25
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -22,18 +23,20 @@ demo: $(STAMP)  ## stream digits through CCA: a progress bar, a table against th
 test: $(STAMP)  ## the whole suite, with coverage
 	$(PYTEST) --cov --cov-report=term
 
-check: $(STAMP)  ## lint, types, imports, the fast tests: before every commit
+check: lint  ## lint, types, imports and the fast tests: before every commit
+	$(PYTEST) -m "not slow"
+
+lint: $(STAMP)  ## ruff, mypy and the import contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) -m "not slow"
 
-format: $(STAMP)
+format: $(STAMP)  ## apply what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## cost as the work grows, and against peers; results under docs/results/
+bench: $(STAMP)  ## time and memory, alone and against other libraries; results in docs/results/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]"
 	$(BIN)/python benchmarks/cost.py
 	$(BIN)/python benchmarks/exact_cca.py
@@ -43,13 +46,13 @@ bench: $(STAMP)  ## cost as the work grows, and against peers; results under doc
 	$(BIN)/python benchmarks/acceleration.py
 	$(BIN)/python benchmarks/communication.py
 
-soak: $(STAMP)  ## SIGKILL at twenty random moments, resume, compare bits; the outcome under docs/results/
+soak: $(STAMP)  ## SIGKILL at twenty random times, resume, compare bits; results in docs/results/
 	$(BIN)/python benchmarks/kills.py
 
-reproduce: $(STAMP)  ## the paper's figures and tables; the large networks want a GPU: pip install -e ".[cuda]" there first
+reproduce: $(STAMP)  ## the paper's figures and tables; the large networks need a GPU, and pip install -e ".[cuda]" first
 	$(BIN)/python -m experiments
 
-reproduce-small: $(STAMP)  ## the same with one small network, shortly trained: half an hour on two cores
+reproduce-small: $(STAMP)  ## the same with one small network and a short training: half an hour on two cores
 	$(BIN)/python -m experiments --small
 
 clean:

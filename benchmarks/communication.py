@@ -1,4 +1,4 @@
-"""What a step sends between devices, read from the compiled program: every collective, and its bytes.
+"""The traffic of a step between devices: every collective of the compiled program, with its bytes.
 
     python benchmarks/communication.py
 
@@ -33,7 +33,7 @@ COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-a
 
 
 def collectives(mesh: str, d: int) -> list[tuple[str, list[int]]]:
-    """Name of each collective of the compiled step, and the bytes of the arrays that it sends at once."""
+    """The collectives of the compiled step: name and bytes of each array sent, the largest first."""
     x = np.random.default_rng(0).normal(size=(B, d // 2)).astype(np.float32)
     solver = es.solvers.Paper(optimizer=optax.adam, learning_rate=1e-3, independent=False)
     engine = SteppingEngine(Setup(es.problems.cca(), solver, K, (x, x), placement=Placement(make_mesh(mesh))))

@@ -1,9 +1,9 @@
-"""Cost of one step of Algorithm 2 as the work grows, and its peak memory.
+"""Time of one step of Algorithm 2 as d and k grow, and its peak memory.
 
     python benchmarks/cost.py
 
 Writes docs/results/cost.json and docs/results/cost.md. Times are medians of repeated steps on CCA of two views of d/2
-features; what is claimed is their ratio within the run.
+features; the claim is about their ratio within the run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def views(d: int, b: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def step_seconds(d: int, k: int, repeats: int = 15) -> float:
-    """The median time of one compiled step on a batch that is in place."""
+    """The median time of one compiled step; the batch is on the device."""
     solver, problem = es.solvers.Paper(learning_rate=1e-3), es.problems.cca()
     batch = jax.device_put(views(d, BATCH))
     state = solver.init(problem, batch, k, jax.random.key(0))
@@ -59,7 +59,7 @@ def solve_and_print_peak(d: int, k: int) -> None:
             yield views(d, SMALL_BATCH)
 
     es.solve(es.problems.cca(), batches(), k, solver=es.solvers.Paper(learning_rate=1e-3))
-    # The high-water mark of this process alone: getrusage would count its parent's size at the fork.
+    # The peak of this process alone: getrusage would include its parent's size at the fork.
     status = Path("/proc/self/status").read_text()
     print(int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024 / 1e9)
 

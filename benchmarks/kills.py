@@ -1,9 +1,10 @@
-"""SIGKILL at random moments of a run, resume, compare bits.
+"""SIGKILL at random times of a run, resume, compare bits.
 
-    python benchmarks/kills.py [--kills 10]        # of each of two solvers
+    python benchmarks/kills.py [--kills 10]        # for each of two solvers
 
-Writes docs/results/kills.json and docs/results/kills.md. Every run is a process of the command line; a kill may come
-while Python still starts, between checkpoints, in the midst of one, or after the end.
+Writes docs/results/kills.json and docs/results/kills.md; with ``--page`` the page alone, from the outcome on disk.
+Every run is a process of the command line. A kill may happen while Python starts, between checkpoints, during one, or
+after the end.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def command(folder: Path, out: Path, solver: str) -> list[str]:
 
 
 def experiment(folder: Path, solver: str, kills: int) -> dict[str, Any]:
-    """The length of a run that is left alone, and for every kill its moment, what it found, and whether bits agree."""
+    """The length of a run without kills; for every kill its time, the last checkpoint, and whether the bits agree."""
     generator = np.random.default_rng(0)
     n, width = (30_000, 40) if solver == "paper" else (1_000_000, 60)
     latent = generator.normal(size=(n, 5)).astype(np.float32)
@@ -61,19 +62,30 @@ def experiment(folder: Path, solver: str, kills: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=10)
-    kills = parser.parse_args().kills
-    found = []
-    for solver in ("paper", "exact"):
-        with tempfile.TemporaryDirectory() as folder:
-            found.append(experiment(Path(folder), solver, kills))
+    parser.add_argument("--page", action="store_true")
+    options = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    if not options.page:
+        found = []
+        for solver in ("paper", "exact"):
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(experiment(Path(folder), solver, options.kills))
+        (RESULTS / "kills.json").write_text(json.dumps(found, indent=1) + "\n")
+    text = page(json.loads((RESULTS / "kills.json").read_text()))
+    (RESULTS / "kills.md").write_text(text)
+    print(text)
+
+
+def page(found: list[dict[str, Any]]) -> str:
+    kills = len(found[0]["kills"])
     lines = [
         f"# {2 * kills} kills and resumes",
         "",
-        f"`python benchmarks/kills.py --kills {kills}`: `eigenstream fit cca` in a process of its own,",
-        "SIGKILL at a moment drawn evenly from the time a run takes, the same command with `--resume`, and",
-        "`model.safetensors` compared byte for byte.",
+        f"`python benchmarks/kills.py --kills {kills}`: `eigenstream fit cca` in its own process, SIGKILL at a",
+        "uniformly random time within the length of a run, then the same command with `--resume`.",
+        "`model.safetensors` is compared byte for byte with that of a run without a kill.",
         "",
-        "| solver | seconds a run takes | kills | before a checkpoint | after one | after the end | same bits |",
+        "| solver | seconds of a run | kills | before a checkpoint | after one | after the end | same bits |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for result in found:
@@ -83,10 +95,7 @@ def main() -> None:
         same = sum(r["same"] for r in records)
         cells = (result["solver"], f"{result['seconds']:.1f}", kills, early, kills - early - over, over, same)
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "kills.json").write_text(json.dumps(found, indent=1) + "\n")
-    (RESULTS / "kills.md").write_text("\n".join([*lines, ""]))
-    print("\n".join(lines))
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
     python benchmarks/model.py                     # after scaling.py on a GPU, and communication.py
 
-Features are shared out. Computing: a line through scaling.json's times against d, at d over the GPUs. Sending: bytes
-of communication.json's collectives, which do not depend on d, scaled from its k and b to these (scores by
-``b k``, overlaps by ``k²``), as all-reduces around a ring, ``2 (G - 1)/G`` times the bytes over the bandwidth, and a
-latency for each of ``2 log₂ G`` hops of each collective. Bandwidths and latency are assumptions: 300 GB/s within 8 GPUs
-(NVLink), 40 GB/s between more (a 400 Gb/s adapter each), 10 µs. Memory: step.json's peak in TF32, by d. Writes
-docs/results/scale_model.json.
+Features are sharded over G GPUs. Compute: a line fitted to the times of scaling.json against d, evaluated at d / G.
+Traffic: the bytes of the collectives in communication.json, which do not depend on d, scaled from its k and b to these
+(scores by ``b k``, overlaps by ``k²``). An all-reduce around a ring takes ``2 (G - 1)/G`` times the bytes over the
+bandwidth, and a latency for each of ``2 log₂ G`` hops. Bandwidths and latency are assumptions: 300 GB/s within 8 GPUs
+(NVLink), 40 GB/s between more (a 400 Gb/s adapter each), 10 µs. Memory: the peak in TF32 of step.json, proportional to
+d. Writes docs/results/scale_model.json.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     measured = json.loads((RESULTS / "communication.json").read_text())
     k, b = measured["k"], measured["b"]
     sent = measured["data=1,feature=8, d=32768"]["collectives"]
-    # Overlaps of the players, scores, and numbers for each player.
+    # Overlaps grow as k², scores as b k, and all else as k.
     grows = {4 * k * k: (K / k) ** 2, 4 * k * b: K * B / (k * b)}
     size = sum(n * grows.get(n, K / k) for _, sizes in sent for n in sizes)
     peak = next(

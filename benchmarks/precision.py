@@ -1,8 +1,8 @@
-"""What TF32 and bf16 products cost in accuracy: CCA of a planted problem, its answer known, after 2,000 steps.
+"""The accuracy of TF32 and bf16 products: CCA of a planted problem after 2,000 steps.
 
     python benchmarks/precision.py
 
-TCC: canonical correlations of the population in the subspaces found, summed, over the sum of the planted ones. Writes
+TCC: canonical correlations of the population within the subspaces found, summed, relative to the planted sum. Writes
 docs/results/precision.json.
 """
 
@@ -32,7 +32,7 @@ class Planted:
         self.rho = np.linspace(0.95, 0.5, 8)
         deviations = np.arange(1, d + 1) ** -0.5
         turns = [np.linalg.qr(rng.normal(size=(d, d)))[0] for _ in range(2)]
-        # Rows are e @ map, with the first coordinates of e the correlated ones.
+        # Rows are e @ map; the first coordinates of e are correlated.
         self.maps = [turn * deviations @ np.linalg.qr(rng.normal(size=(d, d)))[0] for turn in turns]
 
     def rows(self, key: jax.Array, b: int) -> tuple[jax.Array, ...]:

@@ -1,11 +1,11 @@
-"""Time of a step against its sizes, one at a time, and against the number of devices.
+"""Time of a step of Algorithm 2 against d, k and b, one at a time, and against the number of devices.
 
     python benchmarks/scaling.py                   # sizes for one H200
     python benchmarks/scaling.py --small           # sizes for a laptop
     python benchmarks/scaling.py --devices         # 1 to 8 virtual devices of this machine's processor
 
-CCA with Paper and Adam as in step.py. Virtual devices share the cores there are: what they show is the overhead of
-sharing out, not a speed-up. Writes docs/results/scaling.json, or scaling_devices.json.
+CCA with Paper and Adam as in step.py. Virtual devices share the cores of the machine, so they show the overhead of
+sharding and no speed-up. Writes docs/results/scaling.json, or scaling_devices.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sizes(small: bool) -> list[tuple[int, int, int]]:
 
 
 def on_devices(mesh: str | None, d: int, k: int, b: int) -> float:
-    """Milliseconds of a step of a run, its batch on the devices already."""
+    """Milliseconds of a step; the batch is on the devices."""
     import jax
     import numpy as np
     import optax
@@ -40,17 +40,17 @@ def on_devices(mesh: str | None, d: int, k: int, b: int) -> float:
     import eigenstream as es
     from eigenstream.run.engine import Setup
     from eigenstream.run.placement import Placement, make_mesh
-    from eigenstream.run.stepping_engine import SteppingEngine
+    from eigenstream.run.stepping_engine import SteppingEngine, _step
 
     rng = np.random.default_rng(0)
     views = tuple(rng.normal(size=(b, d // 2)).astype(np.float32) for _ in range(2))
     solver = es.solvers.Paper(optimizer=optax.adam, learning_rate=1e-3, independent=False)
     engine: Any = SteppingEngine(Setup(es.problems.cca(), solver, k, views, placement=Placement(make_mesh(mesh))))
-    batch = engine.prepare(views)
+    batch = engine._prepared(views, 0, b)
     times = []
     for _ in range(12):
         start = time.perf_counter()
-        engine.step(batch)
+        engine.state, _ = engine.placement.run(_step, solver, engine.problem, engine.state, batch)
         jax.block_until_ready(engine.state)
         times.append(time.perf_counter() - start)
     return 1e3 * statistics.median(times[2:])
@@ -78,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--devices", action="store_true")
-    parser.add_argument("--mesh", help="that mesh alone, 20,000 dimensions, 32 players and 256 rows")
+    parser.add_argument("--mesh", help="measure one mesh, with 20,000 dimensions, 32 players and 256 rows")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.mesh:
@@ -94,7 +94,7 @@ def main() -> None:
     found = []
     for d, k, b in sizes(arguments.small):
         precision = "float32" if arguments.small else "tf32"
-        took = step.paper(d, k, b, precision, 20)
+        took = statistics.median(step.paper(d, k, b, precision, 20))
         found.append(
             {"d": d, "k": k, "b": b, "ms": 1e3 * took, "TFLOP/s": (6 * b * d * k + 4 * d * k**2) / took / 1e12}
         )

@@ -1,11 +1,11 @@
-"""The step on this device: its time, its rate, its share of the ceiling measured in the same run, its memory.
+"""A step on this device: time, rate, share of the rate of a square product measured in the same run, memory.
 
     python benchmarks/step.py                      # sizes for one H200
     python benchmarks/step.py --small              # sizes for a laptop
 
-Operations are counted as ``6 b d k + 4 d k²``: scores, and two products of each view's rows with them; overlaps with
-the parents, and their combination. Steps of one batch that lies on the device follow one another in one program. Every
-measurement is a process of its own, so that its peak of memory is its own. Writes docs/results/step.json.
+Operations are counted as ``6 b d k + 4 d k²``: the scores and two products of each view's rows with them; the overlaps
+with the parents and their combination. Several steps with one batch on the device run in one program. Every measurement
+runs in its own process, so that its peak memory is separate. Writes docs/results/step.json.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GAME = "Game"
 
 
 class Ceiling:
-    """A square matrix product on this device, and its TFLOP/s each time it is asked."""
+    """The rate of a square matrix product on this device, in TFLOP/s, measured at each call of `measure`."""
 
     def __init__(self, precision: str, n: int):
         dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
@@ -55,8 +55,8 @@ class Ceiling:
         return self.rates[-1]
 
 
-def paper(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling) -> list[float]:
-    """Seconds of one step, of several that follow one another on the device, the ceiling measured in between."""
+def paper(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling | None = None) -> list[float]:
+    """Seconds of one step of Algorithm 2; ``count`` steps run in one program, with the ceiling measured in between."""
     solver = es.solvers.Paper(optimizer=optax.adam, learning_rate=1e-3, independent=False)
     dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
     views = tuple(jax.random.normal(jax.random.key(seed), (b, d // 2), dtype) for seed in (2, 3))
@@ -72,7 +72,7 @@ def paper(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling) 
 
 
 def game(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling) -> tuple[list[float], list[float]]:
-    """Seconds of one batch of the accelerated game, in which the players stand still; and of a move."""
+    """Seconds of one batch of the accelerated game, between moves; and of a move."""
     solver = es.solvers.Game()
     dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
     views = tuple(jax.random.normal(jax.random.key(seed), (b, d // 2), dtype) for seed in (2, 3))
@@ -81,12 +81,13 @@ def game(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling) -
     def run(state: Any, views: Any) -> Any:
         return jax.lax.scan(lambda s, _: (solver.gather(problem, s, views), None), state, None, length=count)[0]
 
+    def sketched(state: Any) -> Any:
+        return solver.update_sketch(problem, state)
+
     with scope(precision):
         state = jax.jit(solver.init, static_argnums=2)(problem, views, k, jax.random.key(0))
         compiled = jax.jit(run, donate_argnums=0).lower(state, views).compile()
-        state = jax.block_until_ready(
-            jax.jit(lambda s: solver.update_sketch(problem, s), donate_argnums=0)(compiled(state, views))
-        )
+        state = jax.block_until_ready(jax.jit(sketched, donate_argnums=0)(compiled(state, views)))
         move = jax.jit(lambda state, _: solver.move(problem, state, False), donate_argnums=0)
         took, state = repeated(compiled, state, views, count, ceiling)
         return took, repeated(move, state, views, 1)[0]
@@ -95,7 +96,7 @@ def game(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling) -
 def repeated(
     compiled: Any, state: Any, views: Any, count: int, ceiling: Ceiling | None = None
 ) -> tuple[list[float], Any]:
-    """Seconds of one of ``count``, several times, after one time that warms up."""
+    """Seconds of one of ``count`` steps, five times, after a first run that is not counted."""
     times: list[float] = []
     for turn in range(6):
         if ceiling is not None and turn:
@@ -116,7 +117,7 @@ def measured(solver: str, d: int, k: int, b: int, precision: str, square: int) -
         times, move = game(d, k, b, precision, count, ceiling)
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9
     rates = [(6 * b * d * k + 4 * d * k**2) / t / 1e12 for t in times]
-    # Each beside the product just before it: a machine that others use too changes from one second to the next.
+    # Each relative to the product just before it: the speed of a shared machine changes within seconds.
     shares = [rate / most for rate, most in zip(rates, ceiling.rates, strict=True)]
     found = {"d": d, "k": k, "b": b, "solver": solver, "precision": precision, "ms": 1e3 * statistics.median(times)}
     found |= {"TFLOP/s": statistics.median(rates), "ceiling TFLOP/s": statistics.median(ceiling.rates)}
@@ -128,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS / "step.json")
-    parser.add_argument("--one", help="solver, d, k, b, precision and a square's side as JSON: that measurement alone")
+    parser.add_argument("--one", help="one measurement: solver, d, k, b, precision, side of the square product; JSON")
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measured(*json.loads(arguments.one))))

@@ -1,4 +1,4 @@
-"""Every experiment, each in a process of its own: its memory and programs go with it."""
+"""Run every experiment, each in its own process, which frees its memory and compiled programs at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from experiments.common import command_line
 
-#: Small programs that keep one core busy, two at a time; and those that use all there is, or are timed.
+#: Small experiments that use one core each run two at a time; those that use all cores, or are timed, run alone.
 TOGETHER = ("ica_unmixing", "batch_size", "sequential", "proto_values", "sinusoid")
 ALONE = ("streaming_cca", "neural_cca")
 

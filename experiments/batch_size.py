@@ -1,4 +1,4 @@
-"""Figure 3, top, and table 3: Algorithm 2 reaches the same eigenvalues whatever the size of its minibatches."""
+"""Figure 3, top, and table 3: Algorithm 2 reaches the same eigenvalues for every size of its minibatches."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from experiments.signals import (
     signals,
 )
 
-#: The paper's three sizes, and smaller ones where the same rows for A and for B should show their bias.
+#: The paper's three sizes, and smaller ones, for which the bias of equal rows in A and B is visible.
 SIZES = (N, N // 2, N // 4, N // 20, N // 100)
 
 
 class Found(NamedTuple):
-    #: Size, and whether A and B came from independent rows.
+    #: Batch size, and whether A and B come from independent rows.
     keys: list[tuple[int, bool]]
-    #: Passes over the data at every look.
+    #: Passes over the data at every snapshot.
     passes: dict[tuple[int, bool], np.ndarray]
-    #: (seeds, looks, 3) Rayleigh quotients on the whole data.
+    #: (seeds, snapshots, 3) Rayleigh quotients on the whole data.
     curves: dict[tuple[int, bool], np.ndarray]
     data: Signals
 
     def error(self, key: tuple[int, bool], start: float, stop: float) -> np.ndarray:
-        """(seeds, 3): relative errors of each run's mean over a stretch of it."""
+        """(seeds, 3): relative error of the mean over a part of each run."""
         looks = self.curves[key].shape[1]
         return self.curves[key][:, int(start * looks) : int(stop * looks)].mean(1) / self.data.eigenvalues - 1
 
     def bias(self, key: tuple[int, bool]) -> np.ndarray:
-        """(seeds, 3): errors over the last fifth, where the players have settled."""
+        """(seeds, 3): relative error over the last fifth of each run, after convergence."""
         return self.error(key, 0.8, 1)
 
 
@@ -99,28 +99,26 @@ def report(found: Found, out: Path) -> None:
     write_page(
         out / "batch_size.md",
         "The fixed point does not depend on the batch (figure 3, top)",
-        "Algorithm 2 converges to the true solution whatever the size of its minibatches (n, n/2, n/4), and on similar "
+        "Algorithm 2 converges to the true solution for every size of its minibatches (n, n/2, n/4), on similar "
         "trajectories.",
-        f"{'Holds' if worst < 0.005 else 'Does not hold'} with independent rows for `A` and `B`: once settled, "
-        f"every eigenvalue is within {100 * worst:.2f}% of the exact one, down to batches of n/{N // smallest}. "
-        f"With the same rows for both, which is what one batch a step gives, the bias is {100 * same[N // 4]:.2f}% "
-        f"at n/4 and {100 * same[smallest]:.1f}% at n/{N // smallest}. After the paper's 1,000 passes the third "
-        f"player is {100 * late[N]:.1f}% away with the whole data and {100 * late[N // 4]:.1f}% with n/4, on "
-        "average.",
+        f"{'Holds' if worst < 0.005 else 'Does not hold'} with independent rows for `A` and `B`: after "
+        f"convergence every eigenvalue is within {100 * worst:.2f}% of the exact one, for batches down to "
+        f"n/{N // smallest}. With the same rows for both the bias is {100 * same[N // 4]:.2f}% at n/4 and "
+        f"{100 * same[smallest]:.1f}% at n/{N // smallest}. After the paper's 1,000 passes the mean error of the third "
+        f"player is {100 * late[N]:.1f}% with the whole data and {100 * late[N // 4]:.1f}% with n/4.",
         f"""
 ![Rayleigh quotients along the run for every batch size](batch_size.png)
 
-Error of each eigenvalue in percent of the exact ones of all {N} rows
-({", ".join(f"{x:.3f}" for x in found.data.eigenvalues)}), mean ± standard error over {seeds} seeds, over the last fifth
+Relative error of each eigenvalue, in percent, against the exact ones of all {N} rows
+({", ".join(f"{x:.3f}" for x in found.data.eigenvalues)}). Mean ± standard error over {seeds} seeds, over the last fifth
 of the paper's {PASSES} passes (dotted line in the figure) and of {LONGER} times as many:
 
-{table(["batch", "λ₁ at 1,000", "λ₂", "λ₃", "λ₁ settled", "λ₂", "λ₃"], lines)}
+{table(["batch", "λ₁ at 1,000", "λ₂", "λ₃", "λ₁ at 4,000", "λ₂", "λ₃"], lines)}
 
-Settings by table 3: `η = 10⁻² b/n`, `β = b/n`. Batches are drawn from the data with replacement, and hold `b` rows in
-all: independent rows means that they are cut in three, for the two factors of `tr(B) B` and `B²` in `A`
-and for `B`, and
-that the parts take turns. Shading: one standard deviation over seeds; thin lines: exact. Data, every tenth look:
-[batch_size.csv](batch_size.csv).
+Settings by table 3: `η = 10⁻² b/n`, `β = b/n`. Batches of `b` rows are drawn from the data with replacement. With
+independent rows a batch is cut into three parts, two for the factors of `tr(B) B` and `B²` in `A` and one for `B`, and
+the parts take turns. Shading: one standard deviation over seeds. Thin lines: exact eigenvalues. Data, every tenth
+snapshot: [batch_size.csv](batch_size.csv).
 """,
     )
 

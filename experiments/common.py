@@ -1,4 +1,4 @@
-"""What the experiments share: where results go, and how figures, data and pages are written."""
+"""Shared by the experiments: the folder of results, and how figures, data and pages are written."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
-#: Line styles beside colours, so that a figure survives greyscale.
+#: Line styles in addition to colours, for greyscale.
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)), (0, (3, 1)))
 
 
 def command_line(main: Callable[..., None], has_small: bool = False) -> None:
-    """Run an experiment as it was asked for: ``--small`` where it has such a form, ``--out`` for another folder."""
+    """Run an experiment from the command line, with ``--out`` and, if it has a small form, ``--small``."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--small", action="store_true", help="only what two CPU cores do in minutes")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where figures, data and the page go")
+    parser.add_argument("--small", action="store_true", help="only runs that take minutes on two CPU cores")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder for figures, data and the page")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     main(arguments.out, **({"small": arguments.small} if has_small else {}))
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG and SVG, the same bytes for the same data."""
+    """Write a figure as PNG and SVG; the same data give the same bytes."""
     figure.savefig(path.with_suffix(".png"), dpi=120)
     with rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
@@ -50,7 +50,7 @@ def write_json(path: Path, found: Any) -> None:
 
 
 def _plain(x: Any) -> Any:
-    """An array as a list, numbers to six digits; a scalar as it is."""
+    """An array as a list of numbers to six digits; a scalar unchanged."""
     if np.ndim(x) == 0:
         return x.tolist()
     return [_plain(v) if np.ndim(v) else None if np.isnan(v) else float(f"{v:.6g}") for v in x]
@@ -68,14 +68,14 @@ def _cell(x: Any) -> str:
 
 
 def spread(values: Any) -> str:
-    """Mean and standard deviation over seeds; of one, itself."""
+    """Mean and standard deviation over seeds; for a single seed the value alone."""
     if len(values) < 2:
         return f"{np.mean(values):.4f}"
     return f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}"
 
 
 def write_page(path: Path, title: str, claim: str, holds: str, body: str) -> None:
-    """A page: what the paper says, whether it holds here, what was measured, and the command that did it."""
+    """Write a page: the command, the paper's claim, whether it holds here, and the measurements."""
     text = f"""# {title}
 
 Made by `python -m experiments.{path.stem}`.
@@ -90,7 +90,7 @@ Made by `python -m experiments.{path.stem}`.
 
 
 def _reflowed(body: str) -> str:
-    """Paragraphs filled; tables, pictures and headings as they are."""
+    """Wrap paragraphs; leave tables, pictures and headings unchanged."""
     parts = body.strip().split("\n\n")
     return "\n\n".join(part if part.startswith(("|", "!", "#")) else _filled(part) for part in parts)
 

@@ -1,4 +1,4 @@
-"""Figure 2, tables 1 and 2, appendix F.1: three mixed signals unmixed by Algorithm 2 and by others."""
+"""Figure 2, tables 1 and 2, appendix F.1: three mixed signals, unmixed by Algorithm 2 and by other methods."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from experiments.common import command_line, save, spread, table, write_json, wr
 from experiments.signals import SEEDS, N, Setting, Signals, matrices, play, signals, unmixed
 
 GAME, OVERFIT, FAST, EXACT = "Algorithm 2, n/4", "Algorithm 2, over-fitted", "FastICA", "scipy.linalg.eigh"
-#: Whether it is the step's noise that regularises, or that the run ends early.
+#: Tells whether the noise of the steps regularises, or the early end of the run.
 LONGER = "Algorithm 2, n/4, five times as long"
 #: Regularisations of the covariance within A and of B (appendix F.1).
 GRID = (0.0, 1e-3, 1e-2, 1e-1, 1.0)
 
 
 class Found(NamedTuple):
-    #: Signals recovered in the first seed, by method.
+    #: Signals recovered with the first seed, by method.
     recovered: dict[str, np.ndarray]
     #: (seeds, 3) correlations with the sources, by method.
     correlations: dict[str, np.ndarray]
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 def run(seeds: int = SEEDS, passes: int = 1000, longer: int = 5, overfit_steps: int = 100_000) -> Found:
-    """Every seed has noise of its own in the signals and players of its own to begin with."""
+    """Every seed has its own noise in the signals and its own first players."""
     data = [signals(seed) for seed in range(seeds)]
     X = np.stack([one.X for one in data])
     settings = {GAME: Setting.of(N // 4, passes=passes), LONGER: Setting.of(N // 4, passes=longer * passes)}
@@ -57,7 +57,7 @@ def lowest(A: np.ndarray, B: np.ndarray) -> np.ndarray:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
-    """Mean of paired differences over seeds, and its standard error."""
+    """The mean of paired differences over seeds, and its standard error."""
     return float((a - b).mean()), float((a - b).std(ddof=1) / np.sqrt(len(a)))
 
 
@@ -134,31 +134,29 @@ def report(found: Found, out: Path) -> None:
         "Algorithm 2 with minibatches of n/4 and a fixed step recovers the sources; `scipy.linalg.eigh` "
         "over-fits and does not cleanly recover the sinusoid; run much longer, Algorithm 2 converges to `eigh`'s "
         "solution; regularising `A` or `B` does not help `eigh` as much.",
-        f"{verdict(early)} that Algorithm 2 as run unmixes better than `eigh`: the worst source's correlation is "
+        f"{verdict(early)} that Algorithm 2 as run unmixes better than `eigh`: the correlation of the worst source is "
         f"{worst[GAME].mean():.4f} against {worst[EXACT].mean():.4f}, {shown(early)} over {len(best)} seeds. "
-        f"{'Holds' if over < 1e-3 else 'Does not hold'} that the long run is `eigh`'s solution: the same correlation "
-        f"to {over:.0e}. {verdict(against)} that no regularisation of `eigh` does as well: the best of "
-        f"{len(found.grid)} reaches {best.mean():.4f}, {shown(against)} in favour of Algorithm 2. "
-        f"{verdict(noisy)} that it is the fixed step's stationary distribution which regularises: with the same "
-        f"batches and step, five times as long, the difference from `eigh` is {shown(noisy)}, and between the shorter "
-        f"run and the longer {shown(stopped)}. FastICA, which has another measure of non-Gaussianity, reaches "
+        f"{'Holds' if over < 1e-3 else 'Does not hold'} that the long run converges to the solution of `eigh`: its "
+        f"correlations agree to {over:.0e}. {verdict(against)} that no regularisation of `eigh` does as well: the best "
+        f"of {len(found.grid)} reaches {best.mean():.4f}, {shown(against)} in favour of Algorithm 2. "
+        f"{verdict(noisy)} that the stationary distribution of the fixed step regularises: with the same batches and "
+        f"step size, five times as long, the difference from `eigh` is {shown(noisy)}, and the difference between the "
+        f"shorter and the longer run is {shown(stopped)}. FastICA, with another measure of non-Gaussianity, reaches "
         f"{worst[FAST].mean():.4f}.",
         f"""
 ![sources, mixed signals and recovered signals](ica_unmixing.png)
 
-Correlation with the true sources, mean ± standard deviation over {len(best)} seeds (each its own noise in the
-signals and
-its own first players); the figure shows seed 0. Differences above are means ± standard errors.
+Correlation with the true sources, mean ± standard deviation over {len(best)} seeds, each with its own noise in the
+signals and its own first players. The figure shows seed 0. Differences above are means ± standard errors.
 
 {table(["method", "sinusoid", "square", "sawtooth", "worst of the three"], lines)}
 
-`A = E[|x|² x xᵀ] - tr(C + ε)(C + ε) - 2 (C + ε)²`, `B = C + ε′` for the regularised form:
+The regularised form is `A = E[|x|² x xᵀ] - tr(C + ε)(C + ε) - 2 (C + ε)²`, `B = C + ε′`:
 
 ![worst correlation of regularised eigh](ica_unmixing_grid.png)
 
-Settings by tables 1 and 2: batches of n/4 drawn with replacement, `η = 10⁻²/4`, `β = 1/4`, 1,000
-passes; over-fitted, the
-whole data, `η = 10⁻³`, `β = 1`, 10⁵ steps. Data: [ica_unmixing.json](ica_unmixing.json).
+Settings by tables 1 and 2: batches of n/4 drawn with replacement, `η = 10⁻²/4`, `β = 1/4`, 1,000 passes. The
+over-fitted run uses the whole data, `η = 10⁻³`, `β = 1`, 10⁵ steps. Data: [ica_unmixing.json](ica_unmixing.json).
 """,
     )
 

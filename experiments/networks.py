@@ -1,4 +1,4 @@
-"""The paper's networks for CIFAR-10: made, trained, and their activations taken."""
+"""The paper's networks for CIFAR-10: their weights, training and activations."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Architecture(NamedTuple):
     channels: tuple[int, ...]
     strides: tuple[int, ...]
     dense: int
-    #: Layers whose activations are taken.
+    #: Layers whose activations are compared.
     harvested: tuple[str, ...]
-    #: Steps of training, those at which the network is kept, and the first step size.
+    #: Training steps, the steps at which the weights are kept, and the first step size.
     steps: int
     kept: tuple[int, ...]
     rate: float = 1e-3
 
 
-#: By the number of activations of two networks together: the paper's two, and one past a million in their manner.
+#: By the number of activations of two networks together: the paper's two, and a similar one with over a million.
 NETWORKS = {
     2_048: Architecture((64, 32), (2, 1), 512, ("conv2", "dense"), 25_000, (0, 100, 1000, 5000, 10_000)),
     116_736: Architecture(
@@ -36,12 +36,12 @@ NETWORKS = {
         (1152, 2304, 3456), (1, 1, 1), 2560, ("conv1", "conv2", "conv3", "dense"), 600, (0, 60), 2e-4
     ),
 }
-#: Images that go through a network at once: more would fill the memory with what is between its layers.
+#: Images in one forward pass; more would need too much memory for the intermediate layers.
 AT_ONCE = 256
 
 
 def init(net: Architecture, key: Any) -> dict[str, Any]:
-    """Weights after He et al., biases 0."""
+    """He initialisation, with zero biases."""
     sizes, params, size = (3, *net.channels), {}, 32
     for i, (a, b, stride) in enumerate(zip(sizes, net.channels, net.strides, strict=False), start=1):
         key, now = jax.random.split(key)
@@ -54,7 +54,7 @@ def init(net: Architecture, key: Any) -> dict[str, Any]:
 
 
 def forward(net: Architecture, params: dict[str, Any], images: jax.Array) -> dict[str, jax.Array]:
-    """Every layer's activations on images of bytes."""
+    """The activations of every layer on images of bytes."""
     x, out = images.astype(jnp.float32) / 127.5 - 1, {}
     for i, stride in enumerate(net.strides, start=1):
         W, b = params[f"conv{i}"]
@@ -69,7 +69,7 @@ def forward(net: Architecture, params: dict[str, Any], images: jax.Array) -> dic
 
 
 def train(net: Architecture, images: jax.Array, labels: jax.Array, seed: int = 0) -> dict[int, dict[str, Any]]:
-    """The network at its kept steps and at the last."""
+    """The weights at the kept steps and at the last step."""
     optimizer = optax.adam(optax.cosine_decay_schedule(net.rate, net.steps))
     params = init(net, jax.random.key(seed))
     state = optimizer.init(params)
@@ -100,7 +100,7 @@ def accuracy(net: Architecture, params: Any, images: jax.Array, labels: jax.Arra
 
 
 class Images:
-    """Batches of images that lie on the device, as many as are full, in another order each time."""
+    """Full batches of images on the device, in a new order each time."""
 
     def __init__(self, images: jax.Array, batch: int, seed: int = 0):
         self.images, self.batch, self.rng = images, batch, np.random.default_rng(seed)
@@ -109,7 +109,7 @@ class Images:
         return len(self.images) // self.batch
 
     def __iter__(self) -> Iterator[jax.Array]:
-        # The same images every time: what an exact answer is compared with is that of these.
+        # The same images every time, so that the exact answer is that of these images.
         order = self.rng.permutation(len(self) * self.batch)
         for chosen in np.split(order, len(self)):
             yield self.images[np.sort(chosen)]
@@ -117,7 +117,7 @@ class Images:
 
 @partial(jax.jit, static_argnums=0)
 def harvest(net: Architecture, params: Any, images: jax.Array) -> dict[str, jax.Array]:
-    """The activations that are compared, (images, units) of every layer."""
+    """The compared activations, (images, units) of each layer."""
 
     def one(x: jax.Array) -> dict[str, jax.Array]:
         found = forward(net, params, x)
@@ -130,7 +130,7 @@ def harvest(net: Architecture, params: Any, images: jax.Array) -> dict[str, jax.
 
 
 class Pair:
-    """Two networks' activations on the same images: a stream for CCA that starts anew each time."""
+    """The activations of two networks on the same images: a stream for CCA that can be read again."""
 
     def __init__(self, net: Architecture, a: Any, b: Any, images: Images):
         self.net, self.both, self.images = net, (a, b), images

@@ -1,4 +1,4 @@
-"""Figure 4, tables 5 and 6: a network along its training compared with its final self, over all its activations."""
+"""Figure 4, tables 5 and 6: a network during its training compared with its final state, over all activations."""
 
 from __future__ import annotations
 
@@ -24,55 +24,56 @@ from experiments.networks import NETWORKS, Architecture, Images, Pair, accuracy,
 BATCH, K = 2048, 1024
 #: Added to both covariances, relative to their mean eigenvalue.
 RIDGE = 1e-4
-#: Components that count for a subspace error: where correlations are 0, no subspace is unique.
+#: Components with a larger correlation count for a subspace error: for correlations of 0 no subspace is unique.
 CLEAR = 0.05
-#: Players that are looked at by themselves: the first to converge.
+#: Leading components that are reported separately: they converge first.
 FIRST = 10
-#: Milliseconds that the paper's steps took, activations included, on eight TPU devices.
+#: Milliseconds of the paper's steps, activations included, on eight TPU devices.
 PAPER = {2_048: 4.7, 116_736: 30.2}
 
 
 class Plan(NamedTuple):
-    """How a network's kept states are compared with its last."""
+    """How the kept states of a network are compared with its last state."""
 
     net: Architecture
-    #: Components of the game, its passes over the images, and the images in its batches.
+    #: Components of the game, passes over the images, and images in a batch.
     k: int
     passes: int
     batch: int = BATCH
-    #: Steps of Algorithm 2 with `K` players, on the second of the states kept; and its step size, the paper's.
+    #: Steps of Algorithm 2 with `K` players, on the second of the kept states, and its step size.
     steps: int = 0
     rate: float = 1e-4
-    #: The states that the game compares; all, if None.
+    #: The states that the game compares; None for all.
     played: tuple[int, ...] | None = None
-    #: Of the game's products.
+    #: Precision of the game's products.
     precision: str | None = None
 
 
-#: A million dimensions leave room for some 256 players of the game on one GPU: each has 13 vectors of that length.
+#: With a million dimensions about 256 components of the game fit on one GPU: a player has 13 vectors of that length.
 PLANS = {
     "2048": Plan(NETWORKS[2_048], K, 3, steps=5000, rate=1e-3, precision="float32"),
     "116736": Plan(NETWORKS[116_736], K, 3, steps=1500),
     "1000448": Plan(NETWORKS[1_000_448], 256, 2, batch=1024, steps=100),
 }
-#: What two CPU cores do in a few minutes.
+#: A few minutes on two CPU cores.
 QUICK = Plan(NETWORKS[2_048]._replace(steps=800, kept=(0, 30, 100, 300)), K, 1, played=(100,))
 
 
 def game(plan: Plan, pair: Pair) -> tuple[dict[str, Any], Any]:
-    """What the accelerated game finds, in how many seconds with the activations it reads; and its directions."""
+    """Correlations of the accelerated game, its seconds including the activations, and its directions."""
     start = time.perf_counter()
     problem, options = es.problems.cca(ridge=RIDGE), {"max_epochs": plan.passes, "precision": plan.precision}
     result = es.solve(problem, pair, plan.k, "game", **options)
     spent = time.perf_counter() - start
     heldout = np.full(plan.k, np.nan) if result.heldout is None else result.heldout
-    found = {"correlations": result.eigenvalues, "held out": heldout, "residuals": result.residuals}
+    found = {"correlations": result.eigenvalues, "held out": heldout}
+    found["residuals"] = np.asarray(result.state.preconditioned_residuals)
     missing = verdict(result.state, result.n_samples_seen).shortfall
     return found | {"seconds": spent, "shortfall": missing, "message": result.message}, result.eigenvectors
 
 
 def algorithm_two(pair: Pair, steps: int, base: float, k: int) -> tuple[dict[str, Any], Any]:
-    """Algorithm 2 with Adam and the paper's schedule, shortened: what its steps take, and its directions."""
+    """Algorithm 2 with Adam and the paper's schedule, shortened: the time of its steps, and its directions."""
     rate = es.solvers.warmup_harmonic(base=base, final=base / 100, warmup=max(1, steps // 20), total=steps)
     solver = es.solvers.Paper(optimizer=optax.adam, learning_rate=rate, averaging=0.01, independent=False)
     run = Run(es.problems.cca(ridge=RIDGE), k, solver)
@@ -94,7 +95,7 @@ def algorithm_two(pair: Pair, steps: int, base: float, k: int) -> tuple[dict[str
 
 
 def timed(pair: Pair, f: Any, most: int | None = None) -> list[float]:
-    """Seconds of each batch with what is done with it, the batch's making included."""
+    """Seconds of ``f`` on each batch, including the time to make the batch."""
     times, start = [], time.perf_counter()
     for batch in itertools.islice(pair, most):
         f(batch)
@@ -104,7 +105,7 @@ def timed(pair: Pair, f: Any, most: int | None = None) -> list[float]:
 
 
 def on_images(pair: Pair, V: Any) -> np.ndarray:
-    """Correlation of each pair of directions on all images of a pair of networks."""
+    """The correlation of each pair of directions on all images."""
     V = jax.tree.map(jnp.asarray, V)
     scores = [[np.asarray(_scores(x, v), np.float64) for x, v in zip(batch, V, strict=True)] for batch in pair]
     x, y = (np.concatenate([both[i] for both in scores], axis=1) for i in range(2))
@@ -130,27 +131,27 @@ class Truth(NamedTuple):
         problem = es.problems.cca(ridge=RIDGE)
         run = Run(problem, k, "exact")
         for batch in pair:
-            # Sums of float32 numbers could not tell variances as small as the ridge from rounding.
+            # In float32, variances as small as the ridge would be lost to rounding.
             run.take(jax.tree.map(lambda x: np.asarray(x, np.float64), batch))
         result, state = run.result(), run.engine.state
-        # The problem's own products, of its sums.
+        # B by the problem's own products, evaluated on its sums.
         _, B = problem.products(state.statistics.operands(), players.identity(state.template))
         return cls(result.eigenvalues, result.V, players.to_matrix(B))
 
     def clear(self) -> int:
-        """How many components correlate clearly."""
+        """The number of components with a correlation above CLEAR."""
         return int((self.correlations > CLEAR).sum())
 
     def error(self, V: Any) -> float:
-        """The subspace error over those."""
+        """The subspace error over these components."""
         count = self.clear()
         return es.metrics.subspace_error(players.to_matrix(V)[:, :count], self.V[:, :count], self.B)
 
 
 def run(plan: Plan, data: dict[str, np.ndarray], file: Path, k: int = K) -> dict[str, Any]:
-    """Train, then compare every kept network with the last: by the game and, where that can be, exactly.
+    """Train, then compare every kept state with the last: by the game and, if it fits in memory, exactly.
 
-    What is found is in the file from the first comparison on.
+    The file is written after each comparison.
     """
     net = plan.net
     images, tests = jnp.asarray(data["x_train"]), jnp.asarray(data["x_test"])
@@ -202,7 +203,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
             games[0].set_label("the game")
         title = f"d = {one['d']:,}, {one['training steps']:,} steps of training"
         least = min(np.nanmin(curve_of(step)[1]) for step in one["steps"].values())
-        # What is all near 1 would be one line.
+        # Zoom in on curves that are all near 1.
         low, high = (0, 1.02) if least < 0.9 else (1.2 * least - 0.2, 1)
         axes.set(xlabel="component", ylabel="correlation with the final network", title=title, ylim=(low, high))
         axes.legend(fontsize="small", loc="lower left")
@@ -217,14 +218,14 @@ def main(out: Path, small: bool) -> None:
 
 
 def write(out: Path) -> None:
-    """The page and the figure, of all runs whose data are there."""
+    """Write the page and the figure from the data of all runs on disk."""
     files = {name: out / f"neural_cca_{name}.json" for name in ("quick", *PLANS)}
     found = [json.loads(file.read_text()) for file in files.values() if file.exists()]
     draw(found, out / "neural_cca")
     runs = "; ".join(
-        f"d = {one['d']:,} on {one['device']}, trained for {one['training steps']:,} steps, {one['accuracy']:.3f} "
-        f"of the test images right, k = {one['k']}, {one['passes']} pass(es) over {one['images']:,} images in batches "
-        f"of {one['batch']}" + (", all dimensions play" if one["all play"] else "")
+        f"d = {one['d']:,} on {one['device']}, trained for {one['training steps']:,} steps, test accuracy "
+        f"{one['accuracy']:.3f}, k = {one['k']}, {one['passes']} pass(es) over {one['images']:,} images in batches "
+        f"of {one['batch']}" + (", a player for every dimension" if one["all play"] else "")
         for one in found
     )
     missing = [f"{int(name):,}" for name in PLANS if not files[name].exists()]
@@ -232,7 +233,7 @@ def write(out: Path) -> None:
     header = ["d", "trained for", "step", "correlations", "their mean", "game: residual", "seconds", "subspace error"]
     write_page(
         out / "neural_cca.md",
-        "A network along its training, against its final self (figure 4)",
+        "A network during its training, against its final state (figure 4)",
         "CCA over all activations of a network shows how its representation approaches the final one, at 10³, 10⁵ and "
         "10⁶ dimensions; at d = 2,048 the top 1,024 eigenvectors are found to a subspace error of 0.002, by 10⁷ steps "
         "of 4.7 ms on eight TPU devices.",
@@ -242,28 +243,30 @@ def write(out: Path) -> None:
 
 {table(header, [row for one in found for row in rows_of(one)])}
 
-Runs: {runs}. Correlations are exact where they could be had, in double precision from the same images, and else those
-of the game's pairs of directions on the 10,000 test images: with more units than images, correlations on the images
-learned from say little, and directions not yet at their best correlate less. Seconds: of the game with the
-activations it reads, on the device, compilation included; the first of a run compiles most. Residuals, their median,
-are relative to the largest eigenvalue, in the norm of the game's preconditioner. Subspace errors are over the
-components whose exact correlation is above {CLEAR}. Covariances have {RIDGE:g} of their mean eigenvalue added. With
-1,024 components of 2,048 dimensions the game plays with all dimensions, in float32, which makes it a running mean of
-the whole problem, solved at every move; products of the larger networks are in TF32.
+Runs: {runs}.
+
+Exact correlations are computed in double precision from the same images. The others are those of the game's directions
+on the 10,000 test images, because with more units than images correlations on the training images say little;
+directions that have not converged correlate less. Seconds: the game with its activations and compilation, on the
+device; the first comparison of a run compiles most programs. Residual: the median preconditioned residual, relative to
+the largest eigenvalue. Subspace errors are over the components with an exact correlation above {CLEAR}. The ridge is
+{RIDGE:g} of the mean eigenvalue of each covariance. With 1,024 components of 2,048 dimensions the game has a player for
+every dimension: it keeps a running mean of the whole problem, in float32, and solves it at every move. Products of the
+larger networks are in TF32.
 
 {algorithm_two_of(found)}
 
-Convolutions are 3×3 with 2×2 pooling after each, by which the activations of the first two networks are as many as the
-paper's table says; the third, past a million, is ours, and is compared by 256 components: a player of the game has 13
-vectors of that length, and the memory of one GPU has an end. Data: `neural_cca_*.json` beside this page. `--small`
-makes the quick one, which is trained for {QUICK.net.steps:,} steps; the others want a GPU, and compile in seconds
-rather than minutes there with `XLA_FLAGS=--xla_gpu_enable_triton_gemm=false`.
+Convolutions are 3×3, each followed by 2×2 pooling, which gives the first two networks the number of activations in the
+paper's table. The third network, with over a million, is not in the paper. It is compared by 256 components: a player
+of the game has 13 vectors of that length, and more would not fit on one GPU. Data: `neural_cca_*.json` in this folder.
+`--small` makes the quick run, trained for {QUICK.net.steps:,} steps. The others need a GPU, and compile there in
+seconds instead of minutes with `XLA_FLAGS=--xla_gpu_enable_triton_gemm=false`.
 """,
     )
 
 
 def rows_of(one: dict[str, Any]) -> list[list[Any]]:
-    """A line for every state of a network."""
+    """One row for each state of a network."""
     rows = []
     for t, step in one["steps"].items():
         kind, curve = curve_of(step)
@@ -275,7 +278,7 @@ def rows_of(one: dict[str, Any]) -> list[list[Any]]:
 
 
 def verdict_on_training(found: list[dict[str, Any]]) -> str:
-    """Whether later states correlate more, in each run; a rise that the game may have missed is none."""
+    """Whether later states correlate more, in each run; a rise below the game's estimated shortfall does not count."""
     kinds: dict[str, list[str]] = {"Holds that": [], "Does not hold that": [], "It stays open whether": []}
     for one in found:
         rises, missing = np.diff(means(one)), max(shortfall(step) for step in one["steps"].values())
@@ -283,16 +286,15 @@ def verdict_on_training(found: list[dict[str, Any]]) -> str:
         which = f"d = {one['d']:,} ({one['training steps']:,} steps of training)"
         if kind is None or not len(rises):
             kind = "It stays open whether"
-            which += (
-                f", where means rise by {rises.min():.2g}, and the game may miss {missing:.2g}" if len(rises) else ""
-            )
+            if len(rises):
+                which += f", where means rise by {rises.min():.2g} and the estimated shortfall is {missing:.2g}"
         kinds[kind].append(which)
     what = "later networks correlate more with the final one"
     return " ".join(f"{kind} {what} at {', '.join(runs)}." for kind, runs in kinds.items() if runs)
 
 
 def shortfall(step: dict[str, Any]) -> float:
-    """What the game says that its correlations fall short by; of exact ones, nothing."""
+    """The game's estimated shortfall; 0 for exact correlations."""
     return 0.0 if "exact" in step else step["shortfall"]
 
 
@@ -307,17 +309,17 @@ def verdict_at_2048(found: list[dict[str, Any]]) -> str:
     stepped = [one["Algorithm 2"] for one in found if "subspace error" in one.get("Algorithm 2", {})]
     return (
         f"{'Holds' if worst <= 0.002 else 'Does not hold'} for the accelerated game that the subspace is found: over "
-        f"the {min(counts)} to {max(counts)} components that correlate by more than {CLEAR} its error is at most "
+        f"the {min(counts)} to {max(counts)} components with a correlation above {CLEAR} its error is at most "
         f"{worst:.1e}, after at most "
         + " and ".join(f"{seconds:.1f} s on {device}" for seconds, device in took)
         + ", activations and compilation included"
-        + "".join(f"; that of {one['steps']:,} steps of Algorithm 2 is {one['subspace error']:.2f}" for one in stepped)
+        + "".join(f"; after {one['steps']:,} steps of Algorithm 2 it is {one['subspace error']:.2f}" for one in stepped)
         + "."
     )
 
 
 def algorithm_two_of(found: list[dict[str, Any]]) -> str:
-    """What steps of Algorithm 2 took beside the paper's, and how far they got."""
+    """The time of steps of Algorithm 2 against the paper's, and the correlations it reached."""
     rows = []
     for one in found:
         if "Algorithm 2" not in one:
@@ -338,16 +340,16 @@ def algorithm_two_of(found: list[dict[str, Any]]) -> str:
     header += ["mean correlation on test images", f"of the first {FIRST}", f"below -{CLEAR}"]
     header += ["the game's", f"of its first {FIRST}", "in seconds"]
     return f"""
-## Algorithm 2 beside it
+## Algorithm 2
 
 {table(header, rows)}
 
-On the second of the states above, with Adam, 1,024 players, batches of 2,048 and the paper's schedule with far fewer
-steps than its 10⁷; its step size is 10⁻⁴. A step's time has its activations in it, as the paper's has (eight TPU
-devices; here one GPU). Correlations are over as many players as the game has. Negative ones are probably due to
-parents that have not parted yet: each penalises a player, and where many crowd a few leading directions, their
-penalties together outweigh the reward and turn its sign, so that later players follow directions with the second view
-reversed, of eigenvalue -ρ for ρ.
+On the second of the states above, with Adam, 1,024 players, batches of 2,048 and the paper's schedule, with far fewer
+steps than the paper's 10⁷. The paper's step size is 10⁻⁴. The time of a step includes its activations, as in the paper
+(eight TPU devices; here one GPU). Correlations are over as many players as the game has. Negative correlations are
+probably due to parents that still overlap: each of them penalises a player, and if many are near a few leading
+directions, the sum of their penalties exceeds the reward. The player then follows a direction with the second view
+reversed, of eigenvalue -ρ in place of ρ.
 """.strip()
 
 
@@ -356,7 +358,7 @@ def means(one: dict[str, Any]) -> list[float]:
 
 
 def curve_of(step: dict[str, Any]) -> tuple[str, np.ndarray]:
-    """Correlations by component: exact ones or, where there are none, the game's on test images."""
+    """Correlations by component: exact, or the game's on test images."""
     kind = "exact" if "exact" in step else "on test images"
     return kind, np.array([np.nan if x is None else x for x in step[kind]], float)
 

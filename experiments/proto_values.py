@@ -1,4 +1,4 @@
-"""Section 1's reinforcement learning: proto-value functions of a grid world from a stream of its transitions."""
+"""Section 1, reinforcement learning: proto-value functions of a grid world from a stream of transitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 import eigenstream as es
 from experiments.common import command_line, save, spread, table, write_json, write_page
 
-#: Four rooms of unlike sizes, joined by doors, so that no two of the leading eigenvalues are close: '.' is free.
+#: Four rooms joined by doors; '.' is free. Their sizes differ, so that no two leading eigenvalues are close.
 ROOMS = """
 ....#.........
 ....#.........
@@ -32,7 +32,7 @@ GAME, PAPER, EXACT = "accelerated game", "Algorithm 2 with Adam", "exact sums of
 
 
 class World(NamedTuple):
-    """A grid world: its free cells (n, 2), and who is next to whom."""
+    """A grid world: its free cells (n, 2) and their adjacency matrix."""
 
     shape: tuple[int, int]
     cells: np.ndarray
@@ -43,7 +43,7 @@ class World(NamedTuple):
         return self.adjacency.sum(1)
 
     def solved(self) -> tuple[np.ndarray, np.ndarray]:
-        """All eigenpairs of ``L v = λ D v``, the smallest first."""
+        """All eigenpairs of ``L v = λ D v``, in ascending order."""
         D = np.diag(self.degrees)
         return scipy.linalg.eigh(D - self.adjacency, D)
 
@@ -64,7 +64,7 @@ def world(rooms: str = ROOMS) -> World:
 
 
 def walk(grid: World, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """States before and after every step of one random walk, which takes any free neighbour with equal chance."""
+    """States before and after each step of a random walk, uniform over the free neighbours."""
     rng = np.random.default_rng(seed)
     neighbours = [np.flatnonzero(row) for row in grid.adjacency]
     states, chances = np.empty(steps + 1, np.int64), rng.random(steps)
@@ -77,14 +77,14 @@ def walk(grid: World, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 class Found(NamedTuple):
     grid: World
-    #: Of the walk.
+    #: Steps of the walk.
     steps: int
-    #: (n, k) eigenvectors from seed 0, by method.
+    #: (n, k) eigenvectors of seed 0, by method.
     vectors: dict[str, np.ndarray]
-    #: Errors of the leading subspace and of the successor representation by its eigenvectors, by method and seed.
+    #: Errors of the subspace, and of the successor representation within it, by method and seed.
     errors: dict[str, list[float]]
     successor_errors: dict[str, list[float]]
-    #: The latter with the true eigenvectors.
+    #: The latter for the true eigenvectors.
     best_successor_error: float
 
 
@@ -116,10 +116,10 @@ def solved(name: str, grid: World, batches: list[Any], k: int, seed: int) -> np.
 
 
 def successor_error(grid: World, V: np.ndarray) -> float:
-    """How much of the successor representation, relative to its size, the span of ``V`` does not hold."""
+    """The share of the norm of the successor representation outside the span of ``V``."""
     root = np.sqrt(grid.degrees)[:, None]
     Q = np.linalg.qr(root * V)[0]
-    # Symmetric in the degrees' metric, where its eigenvectors are the Laplacian's.
+    # Symmetric in the metric of the degrees; its eigenvectors are those of the Laplacian.
     M = root * grid.successors() / root.T
     return float(np.linalg.norm(M - Q @ (Q.T @ M @ Q) @ Q.T) / np.linalg.norm(M))
 
@@ -166,23 +166,22 @@ def report(found: Found, out: Path) -> None:
         "Normalized graph Laplacians are generalized eigenvalue problems, `A = L` and `B` the degrees, whose smallest "
         "eigenvectors are representations for learning value functions (proto-value functions, successor features).",
         f"{'Holds' if most < 0.05 else 'Does not hold'}: from {found.steps:,} steps of a random walk through "
-        f"four rooms of "
-        f"{len(found.grid.cells)} cells in all, the {k} smallest eigenvectors come out with a subspace error of "
-        f"{most:.4f}; exact sums of the same stream have {least:.4f}. In so small a world the accelerated game plays "
-        "with all dimensions, and is a running mean of the whole problem.",
+        f"four rooms with {len(found.grid.cells)} cells in all, the eigenvectors of the {k} smallest eigenvalues have "
+        f"a subspace error of {most:.4f}; exact sums of the same stream have {least:.4f}. In this small world the "
+        "accelerated game has a player for every dimension and keeps a running mean of the whole problem.",
         f"""
 ![eigenvectors on the grid, true and learned](proto_values.png)
 
 | | |
 | --- | --- |
-| transitions | one random walk, any free neighbour with equal chance; shuffled, in batches of {BATCH}, read once |
-| Algorithm 2 | with Adam, step sizes from 10⁻² to 10⁻⁴ after a warm-up, not searched for |
-| subspace error | against the true graph's {k} smallest, in the metric of the degrees |
-| successor representation | `(I - γP)⁻¹`, γ = {DISCOUNT}: the share of its norm that the {k} vectors do not hold |
+| transitions | one random walk, uniform over the free neighbours; shuffled, in batches of {BATCH}, read once |
+| Algorithm 2 | with Adam, step sizes from 10⁻² to 10⁻⁴ after a warm-up, not tuned |
+| subspace error | against the true graph, in the metric of the degrees |
+| successor representation | `(I - γP)⁻¹`, γ = {DISCOUNT}: the share of its norm outside the span of the {k} vectors |
 
 Mean ± standard deviation over {seeds} seeds:
 
-{table(["method", "subspace error", "successor representation not held"], rows)}
+{table(["method", "subspace error", "successor representation, share outside"], rows)}
 
 Data: [proto_values.json](proto_values.json).
 """,

@@ -1,4 +1,4 @@
-"""Appendix F.2: players that learn one after another, each when its parent is within 0.1 of its eigenvalue."""
+"""Appendix F.2: players that learn one after another, each once its parent is within 0.1 of its eigenvalue."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from experiments.signals import (
 
 SIZES = (N, N // 2, N // 4)
 SEEDS = 20
-#: How near a parent's Rayleigh quotient has to come before the next player may move.
+#: The next player moves once its parent's Rayleigh quotient is within this distance of the eigenvalue.
 NEAR = 0.1
 
 
 class Found(NamedTuple):
     passes: dict[int, np.ndarray]
-    #: (seeds, looks, 3) Rayleigh quotients by batch size.
+    #: (seeds, snapshots, 3) Rayleigh quotients by batch size.
     parallel: dict[int, np.ndarray]
     sequential: dict[int, np.ndarray]
     data: Signals
 
     def errors(self, curves: np.ndarray, part: float = 1.0) -> np.ndarray:
-        """(seeds, 3): how far the players are from their eigenvalues after a part of the run."""
+        """(seeds, 3): distance of the players from their eigenvalues after a part of the run."""
         return np.abs(curves[:, int(part * curves.shape[1]) - 1] - self.data.eigenvalues)
 
 
@@ -59,7 +59,7 @@ def run(sizes: tuple[int, ...] = SIZES, seeds: int = SEEDS, passes: int = LONGER
 
 
 def one_by_one(setting: Setting, data: Signals) -> tuple[Any, Any]:
-    """Algorithm 2 of which only one player moves: the first whose parents have all come near, which then stay."""
+    """Algorithm 2 with one moving player: the first whose parents are all within NEAR. The parents stay fixed."""
     solver = es.solvers.Paper(
         learning_rate=setting.learning_rate, averaging=setting.averaging, independent=setting.independent
     )
@@ -74,7 +74,7 @@ def one_by_one(setting: Setting, data: Signals) -> tuple[Any, Any]:
         V = jnp.where((jnp.arange(3) == now)[:, None], new.V, state.V)
         v = V[now]
         near = jnp.abs(v @ A @ v / (v @ B @ v) - true[now]) < NEAR
-        # The last player goes on to the end, as all do who learn together.
+        # The last player learns to the end, like all players that learn together.
         return _Turns(new._replace(V=V), jnp.where(near & (now < 2), now + 1, now)), None
 
     return init, step
@@ -133,24 +133,25 @@ def report(found: Found, out: Path) -> None:
         out / "sequential.md",
         "One after another, or together (appendix F.2)",
         f"Players that learn one after another, each once its parent's Rayleigh quotient is within {NEAR} of the "
-        "truth, do not learn the third eigenvalue to that accuracy with minibatches; players that learn together do.",
-        f"{'Holds' if all(worse) else 'Does not hold'} that learning one after another is worse, once runs are long "
-        f"enough to tell: after {LONGER * PASSES:,} passes the third player's median distance from its eigenvalue is "
-        f"{told(1)}. After the paper's {PASSES:,} passes, when many are still on their way, it is {told(0)}. "
+        "eigenvalue, do not learn the third eigenvalue to that accuracy with minibatches. Players that learn together "
+        "do.",
+        f"{'Holds' if all(worse) else 'Does not hold'} that learning one after another is worse in a long run: "
+        f"after {LONGER * PASSES:,} passes the third player's median distance from its eigenvalue is {told(1)}. After "
+        f"the paper's {PASSES:,} passes, when many players have not converged, it is {told(0)}. "
         f"{'Does not hold' if any(near.values()) else 'Holds'} that with minibatches no run one after another comes "
         f"within {NEAR} in the paper's time: {', '.join(f'{n} of {seeds} do at {sized(b)}' for b, n in near.items())}.",
         f"""
 ![Rayleigh quotients of players that learn together and one after another](sequential.png)
 
-Seeds, of {seeds}, whose player is within {NEAR} of its eigenvalue
+The number of seeds, of {seeds}, whose player is within {NEAR} of its eigenvalue
 ({", ".join(f"{x:.3f}" for x in found.data.eigenvalues)}) after {PASSES:,} passes and after {LONGER * PASSES:,}, and the
-third one's median distance from it:
+median distance of the third player:
 
 {table(["batch, players learn", "λ₁ at 1,000", "λ₂", "λ₃", "distance", "λ₁ at 4,000", "λ₂", "λ₃", "distance"], lines)}
 
-Settings as for [batch sizes](batch_size.md), independent rows. A player that waits stays at its random start; its
-parents, once near, stay where they are. Shading: one standard deviation over seeds; dotted line: the end of the paper's
-runs. Data of every second seed, every tenth look: [sequential.csv](sequential.csv).
+Settings as for [batch sizes](batch_size.md), with independent rows. A player stays at its random start until its
+parents are near their eigenvalues; the parents then stay fixed. Shading: one standard deviation over seeds. Dotted
+line: the end of the paper's runs. Data of every second seed, every tenth snapshot: [sequential.csv](sequential.csv).
 """,
     )
 

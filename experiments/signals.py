@@ -1,4 +1,4 @@
-"""The paper's ICA experiments on three mixed signals: their matrices, and Algorithm 2 on minibatches of them."""
+"""The paper's ICA experiments on three mixed signals: their matrices, and Algorithm 2 on minibatches."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from scipy.optimize import linear_sum_assignment
 import eigenstream as es
 from experiments.common import STYLES
 
-#: Length of the series, and the number of seeds over which everything is repeated.
+#: Length of the series, and the number of seeds.
 N, SEEDS = 2000, 10
-#: The paper's passes over the data; and how many times longer it takes for the last player to have settled.
+#: The paper's passes over the data, and how many times as many the last player needs to converge.
 PASSES, LONGER = 1000, 4
-#: The paper minimises kurtosis, so its players maximise with -A.
+#: The paper minimises kurtosis, so its players maximise -A.
 PROBLEM = es.problems.ica(center=False).with_sign(-1)
 
 
 class Signals(NamedTuple):
-    """Mixed signals, their sources, and the exact matrices of the first."""
+    """Mixed signals, their sources, and the exact matrices of the mixed signals."""
 
     X: np.ndarray
     S: np.ndarray
@@ -41,9 +41,9 @@ def signals(seed: int = 0) -> Signals:
 
 
 def matrices(X: np.ndarray, epsilon_A: float = 0.0, epsilon_B: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """``A`` and ``B`` with appendix F.1's two regularisations, of the covariance in ``A`` and of ``B``.
+    """``A`` and ``B`` with the two regularisations of appendix F.1, of the covariance in ``A`` and of ``B``.
 
-    Written out once more than in `eigenstream.problems`: there is no ``ε`` within ``A`` there.
+    Not by `eigenstream.problems`, which has no ``ε`` within ``A``.
     """
     C, eye = X.T @ X / len(X), np.eye(X.shape[1])
     D = C + epsilon_A * eye
@@ -52,7 +52,7 @@ def matrices(X: np.ndarray, epsilon_A: float = 0.0, epsilon_B: float = 0.0) -> t
 
 
 class Setting(NamedTuple):
-    """Algorithm 2's settings by the paper's tables: of batches of ``b`` rows, in units of the whole data's steps."""
+    """The settings of Algorithm 2 in the paper's tables, for batches of ``b`` rows."""
 
     b: int
     steps: int
@@ -66,9 +66,9 @@ class Setting(NamedTuple):
 
 
 def play(setting: Setting, X: np.ndarray, looks: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Players of Algorithm 2 along its runs on mixed signals, one run for each of (seeds, n, 3).
+    """Players of Algorithm 2 during its runs on mixed signals (seeds, n, 3), one run for each seed.
 
-    Returns the players (seeds, looks, 3, 3), and the steps (looks,) at which they were looked at.
+    Returns snapshots of the players (seeds, looks, 3, 3), and their steps (looks,).
     """
     solver = es.solvers.Paper(
         learning_rate=setting.learning_rate, averaging=setting.averaging, independent=setting.independent
@@ -79,9 +79,9 @@ def play(setting: Setting, X: np.ndarray, looks: int = 200) -> tuple[np.ndarray,
 def trajectories(
     init: Any, step: Any, setting: Setting, X: np.ndarray, looks: int = 200
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Players along runs of any step ``(state, batch) -> (state, info)``, as `play` gives them.
+    """Players during runs of any step ``(state, batch) -> (state, info)``, as in `play`.
 
-    A batch holds rows drawn independently from the data; one as long as the data is the data.
+    Rows of a batch are drawn with replacement; a batch of ``n`` rows is the data itself.
     """
     every, n = setting.steps // looks, X.shape[1]
 
@@ -108,7 +108,7 @@ def quotients(V: np.ndarray, data: Signals) -> np.ndarray:
 
 
 def draw_players(axes: Any, passes: np.ndarray, curves: np.ndarray, data: Signals) -> None:
-    """Rayleigh quotients (seeds, looks, 3) along runs, mean and deviation, beside the exact ones."""
+    """Plot Rayleigh quotients (seeds, looks, 3): mean, standard deviation, and the exact eigenvalues."""
     for i, style in enumerate(STYLES[:3]):
         middle, wide = curves[:, :, i].mean(0), curves[:, :, i].std(0)
         axes.plot(passes, middle, linestyle=style, color=f"C{i}", label=f"player {i + 1}")
@@ -119,7 +119,7 @@ def draw_players(axes: Any, passes: np.ndarray, curves: np.ndarray, data: Signal
 
 
 def columns(kind: str, runs: list[tuple[int, Any, np.ndarray, np.ndarray]], every: int = 1) -> dict[str, list[Any]]:
-    """Every tenth look of runs ``(batch, of which kind, passes, quotients)``, of some seeds, as columns of a table."""
+    """Every tenth snapshot of runs ``(batch, kind, passes, quotients)``, of some seeds, as columns of a table."""
     rows = [
         [b, which, seed, float(passes[look]), *curves[seed, look].tolist()]
         for b, which, passes, curves in runs
@@ -131,7 +131,7 @@ def columns(kind: str, runs: list[tuple[int, Any, np.ndarray, np.ndarray]], ever
 
 
 def unmixed(data: Signals, V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Signals recovered by players (3, 3), in the order, sign and scale of the sources; and their correlations."""
+    """Signals recovered by players (3, 3), matched to the sources in order and sign, and their correlations."""
     Z = data.X @ V.T
     correlations = np.corrcoef(Z.T, data.S.T)[:3, 3:]
     recovered, sources = linear_sum_assignment(-np.abs(correlations))

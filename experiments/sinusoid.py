@@ -1,4 +1,4 @@
-"""Figure 1: player 2's utility on the sphere is a sinusoid whose angular axis the metric B has warped."""
+"""Figure 1: the utility of player 2 on the sphere is a sinusoid whose angular axis is warped by B."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ B = np.array([[0.2325605, 0.06042127], [0.06042127, 0.03241424]])
 
 
 class Found(NamedTuple):
-    #: Angles of player 2 in the plane, and three forms of its utility there, player 1 at its eigenvector.
+    #: Angles of player 2 in the plane, and three forms of its utility, with player 1 at its eigenvector.
     angles: np.ndarray
     utility: np.ndarray
     deflated: np.ndarray
     cosine: np.ndarray
-    #: Of the two eigenvectors, in the same plane.
+    #: Angles of the two eigenvectors, in the same plane.
     directions: np.ndarray
     eigenvalues: np.ndarray
 
     @property
     def apart(self) -> float:
-        """Degrees between the eigenvectors' lines."""
+        """The angle between the two eigenvectors, in degrees."""
         gap = abs(self.directions[0] - self.directions[1]) % 180
         return float(min(gap, 180 - gap))
 
@@ -52,8 +52,8 @@ def run(points: int = 721) -> Found:
 
     b = np.einsum("ni,ij,nj->n", players, B, players)
     deflated = A - np.outer(B @ parent, parent @ A) / (parent @ B @ parent)
-    # v = Σ w_p v_p, eigenvectors of unit B-norm: z_p = w_p² / Σ w², and the utility is Σ_{j≥2} λ_j z_j. The angle whose
-    # cosine squared is z_2 is the one that B has warped.
+    # v = Σ w_p v_p, eigenvectors of unit B-norm: z_p = w_p² / Σ w², and the utility is Σ_{j≥2} λ_j z_j.
+    # The squared cosine of the warped angle is z_2.
     w = np.linalg.solve(V, players.T)
     warped = np.arctan2(w[0], w[1])
     return Found(
@@ -101,16 +101,16 @@ def report(found: Found, out: Path) -> None:
     write_page(
         out / "sinusoid.md",
         "The utility is a warped sinusoid (figure 1)",
-        "Each player's utility is a sinusoid on the sphere whose angular axis is deformed by `B`; three ways to "
-        "write it give one curve; it is 0 at the parent and λ₂ at the second eigenvector, and on the paper's 2×2 "
-        "example the two are 71° apart.",
+        "Each player's utility is a sinusoid on the sphere whose angular axis is deformed by `B`. Three ways to "
+        "write it give the same curve. It is 0 at the parent and λ₂ at the second eigenvector. In the paper's 2×2 "
+        "example the two eigenvectors are 71° apart.",
         f"{'Holds' if agree and match else 'Does not hold'}: the eigenvectors are {found.apart:.1f}° apart, and "
         f"the three forms differ by at most {found.disagreement:.0e} of λ₂ (the first is computed in float32).",
         f"""
 ![utility of player 2 against its angle](sinusoid.png)
 
-λ = {found.eigenvalues[0]:.3f}, {found.eigenvalues[1]:.3f}. Largest utility on the grid of {len(found.angles)} angles
-{found.utility.max():.4f}, smallest {found.utility.min():.1e}. Data: [sinusoid.csv](sinusoid.csv).
+λ = {found.eigenvalues[0]:.3f}, {found.eigenvalues[1]:.3f}. On the grid of {len(found.angles)} angles the largest
+utility is {found.utility.max():.4f} and the smallest {found.utility.min():.1e}. Data: [sinusoid.csv](sinusoid.csv).
 """,
     )
 

@@ -1,4 +1,4 @@
-"""Figure 3, bottom, and table 4: one pass of CCA by Algorithm 2, by others, and by the accelerated game."""
+"""Figure 3, bottom, and table 4: one pass of CCA by Algorithm 2, other methods, and the accelerated game."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from eigenstream.run.loop import Run
 from experiments.common import STYLES, command_line, save, spread, table, write_csv, write_page
 
 K, BATCH, SEEDS = 4, 100, 10
-#: Step sizes that every method chooses from.
+#: The grid of step sizes, the same for every method.
 GRID = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0, 100.0)
-#: Batches after which runs are looked at.
+#: Batches after which a snapshot is taken.
 LOOKS = (10, 20, 40, 80, 150, 300)
-#: Step sizes of the paper's table 4: of the players, and of the running mean.
+#: Step sizes of the paper's table 4: for the players, and for the running mean.
 PAPER = {"MNIST": (0.1, 1.0), "CIFAR-10": (0.1, 0.1), "Mediamill-like": (50.0, 1.0)}
 DATA: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {
     "MNIST": es.datasets.mnist_halves,
@@ -34,13 +34,13 @@ DATA: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {
 
 ALGORITHM, ADAM, EY, SGHA = "Algorithm 2", "Algorithm 2 with Adam", "Eckart-Young", "SGHA"
 RSG, GAME, EXACT = "RSG+", "accelerated game", "exact"
-#: What each takes if nobody chooses: RSG+ as published, Adam at its usual step; Algorithm 2's are in the table above.
+#: Default step sizes: RSG+ as published, Adam with its usual one; those of Algorithm 2 are in PAPER.
 DEFAULTS = {ADAM: 1e-3, EY: 1e-3, SGHA: 1e-3, RSG: 0.1}
 STEPPED = (ALGORITHM, ADAM, EY, SGHA, RSG)
 
 
 class Views(NamedTuple):
-    """Two views on their principal axes, and what is needed to judge directions in them."""
+    """Two views on their principal axes, with their covariance and exact correlations."""
 
     X: np.ndarray
     Y: np.ndarray
@@ -58,7 +58,7 @@ class Views(NamedTuple):
         return cls(X, Y, C, np.linalg.svd(across, compute_uv=False)[:K])
 
     def score(self, V: np.ndarray) -> tuple[float, float]:
-        """Total correlation captured by the spans, and the sum of each pair's own correlation, over the exact sum."""
+        """Total correlation captured by the spans, and the sum of the pairs' own correlations, over the exact sum."""
         cut = self.X.shape[1]
         bases, parts = [], (slice(None, cut), slice(cut, None))
         for part in parts:
@@ -72,26 +72,26 @@ class Views(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Runs of one method on one data set at one step size: (seeds, looks) each."""
+    """Runs of one method on one data set with one step size, each field (seeds, looks)."""
 
     rows: np.ndarray
     seconds: np.ndarray
     tcc: np.ndarray
     proportion: np.ndarray
-    #: Seconds that RSG+ spent on its first pass.
+    #: Seconds of the warm start of RSG+, a pass before the first.
     warm: np.ndarray
 
 
 class Found(NamedTuple):
-    #: Step size chosen by held-out rows, by data set and method.
+    #: The step size chosen on held-out rows, by data set and method.
     chosen: dict[str, dict[str, float]]
     curves: dict[str, dict[str, Curve]]
-    #: The same at each method's own step size.
+    #: The same with each method's default step size.
     defaults: dict[str, dict[str, Curve]]
 
 
 def prepared(X: np.ndarray, Y: np.ndarray) -> Views:
-    """The views on their principal axes, without those of (nearly) no variance, as the paper prepared them."""
+    """The views on their principal axes, without axes of negligible variance, as in the paper."""
     return Views.of(*(_trimmed(Z - Z.mean(0)) for Z in (X, Y)))
 
 
@@ -101,7 +101,7 @@ def _trimmed(X: np.ndarray) -> np.ndarray:
 
 
 def solver_for(method: str, data: str, rate: float | None, total: int) -> Any:
-    """A method with one step size; None: its own."""
+    """A method with a step size; None for its default."""
     if method == GAME:
         return "game"
     eta, beta = PAPER[data]
@@ -120,7 +120,7 @@ def solver_for(method: str, data: str, rate: float | None, total: int) -> Any:
 
 
 class Stream(NamedTuple):
-    """Batches of rows in the order of a seed, made when they are asked for."""
+    """Batches of rows in the order of a seed."""
 
     views: Views
     order: np.ndarray
@@ -141,7 +141,7 @@ class Stream(NamedTuple):
 def follow(
     views: Views, solver: Any, seed: int, looks: tuple[int, ...] = ()
 ) -> list[tuple[int, float, float, float, float]]:
-    """Rows, seconds of learning, both scores, and seconds of the warm start, at every look of one pass."""
+    """Rows, seconds of learning, both scores, and seconds of the warm start, at every snapshot of one pass."""
     stream, run = Stream.of(views, seed), Run(es.problems.cca(center=False), K, solver, random_state=seed)
     total = stream.count()
     warm = learn(run, stream.between(0, total)) if isinstance(solver, es.solvers.RSGPlus) else 0.0
@@ -150,7 +150,7 @@ def follow(
         spent += learn(run, stream.between(before, upto))
         before = upto
         with warnings.catch_warnings():
-            # A solver that diverged, or players that have not moved yet: the score says so.
+            # A solver may have diverged, or its players may not have moved yet; the score shows it.
             warnings.simplefilter("ignore")
             start = time.perf_counter()
             V = run.result().V
@@ -169,8 +169,8 @@ def learn(run: Run, batches: Iterable[Any]) -> float:
 
 
 def curve(views: Views, data: str, method: str, rate: float | None, seeds: int, looks: tuple[int, ...]) -> Curve:
-    """Runs of all seeds, after one that compiles."""
-    # One solver for all: what it compiles is found again by it.
+    """Runs of all seeds, after one that compiles the programs."""
+    # The same solver object for all seeds, so that its compiled programs are reused.
     solver = solver_for(method, data, rate, -(-len(views.X) // BATCH))
     follow(views, solver, 0)
     runs = np.array([follow(views, solver, seed, looks) for seed in range(seeds)])
@@ -178,14 +178,14 @@ def curve(views: Views, data: str, method: str, rate: float | None, seeds: int, 
 
 
 def best_rate(views: Views, data: str, method: str, grid: tuple[float, ...]) -> float:
-    """The step size whose directions, learned from nine tenths, capture most on the tenth held out."""
+    """The step size that captures most on a held-out tenth of the rows, after learning from the others."""
     order = np.random.default_rng(1000).permutation(len(views.X))
     kept, held = np.split(order, [len(order) * 9 // 10])
     C = np.cov(np.hstack([views.X[held], views.Y[held]]), rowvar=False)
-    judge = views._replace(X=views.X[kept], Y=views.Y[kept], C=C)
+    training = views._replace(X=views.X[kept], Y=views.Y[kept], C=C)
 
     def captured(rate: float) -> float:
-        return follow(judge, solver_for(method, data, rate, -(-len(kept) // BATCH)), 0)[-1][2]
+        return follow(training, solver_for(method, data, rate, -(-len(kept) // BATCH)), 0)[-1][2]
 
     return max(grid, key=captured)
 
@@ -196,7 +196,7 @@ def run(
     grid: tuple[float, ...] = GRID,
     keep: Callable[[Found], None] = lambda found: None,
 ) -> Found:
-    """All methods on all data sets; what was found so far is kept after each."""
+    """All methods on all data sets; ``keep`` is called after each data set."""
     chosen: dict[str, dict[str, float]] = {}
     curves: dict[str, dict[str, Curve]] = {}
     defaults: dict[str, dict[str, Curve]] = {}
@@ -215,7 +215,7 @@ def run(
 
 
 def exactly(views: Views) -> Curve:
-    """Exact sums have no seed and no answer before the end."""
+    """The exact solution, which has no seed and no result before the end."""
     start = time.perf_counter()
     stream = Stream.of(views, 0)
     result = es.solve(es.problems.cca(center=False), stream.between(0, stream.count()), K, "exact")
@@ -265,7 +265,7 @@ def seconds(found: Found, name: str, method: str) -> float:
 
 
 def gained(found: Found, name: str, method: str) -> float:
-    """What the second half of the rows adds, relative to what was missing before."""
+    """The share of the missing correlation that the second half of the rows adds."""
     tcc = found.curves[name][method].tcc.mean(0)
     return float((tcc[-1] - tcc[-2]) / (1 - tcc[-2]))
 
@@ -277,7 +277,7 @@ def main(out: Path) -> None:
         if name.startswith("Mediamill") or file.exists():
             data[name] = load()
         else:
-            print(f"{file} is not there: left out")
+            print(f"{file} does not exist: skipped")
     run(data, keep=lambda found: report(found, out))
 
 
@@ -304,7 +304,7 @@ def report(found: Found, out: Path) -> None:
     def final(name: str, method: str) -> float:
         return float(captured(name, method).mean())
 
-    header = ["method", "step size", "TCC", "proportion", "TCC at its own step size", "seconds"]
+    header = ["method", "step size", "TCC", "proportion", "TCC with the default step size", "seconds"]
     tables = "\n\n".join(f"## {name}\n\n{table(header, rows_of(found, name))}" for name in names)
     competitive = [final(name, ALGORITHM) > final(name, RSG) - 0.02 for name in names]
     cheaper = all(seconds(found, name, ALGORITHM) < seconds(found, name, RSG) for name in names)
@@ -318,42 +318,39 @@ def report(found: Found, out: Path) -> None:
         "Algorithm 2 is competitive with RSG+ on MNIST, CIFAR-10 and Mediamill, at a smaller cost; RSG+ slows near a "
         "biased solution.",
         f"{'Holds' if all(competitive) else 'Does not hold'} that Algorithm 2 is competitive (at most 0.02 behind) "
-        f"everywhere; it is on {sum(competitive)} of {len(names)} data sets, with step sizes chosen alike: it captures "
-        + ", ".join(
-            f"{final(n, ALGORITHM):.3f} of {n}'s correlation where RSG+ captures {final(n, RSG):.3f}" for n in names
-        )
-        + f". {'Holds' if cheaper else 'Does not hold'} that it costs less than RSG+, whose warm start is not "
-        f"counted here. {'Holds' if slowed else 'Does not hold'} that RSG+ slows down: about the second half of "
-        "the rows adds "
-        + ", ".join(f"{100 * gained(found, n, RSG):.0f}% of what it misses on {n}" for n in names)
-        + ", and to Algorithm 2 "
+        f"everywhere; it is on {sum(competitive)} of {len(names)} data sets, with step sizes chosen alike. It captures "
+        + ", ".join(f"{final(n, ALGORITHM):.3f} of the correlation of {n} (RSG+ {final(n, RSG):.3f})" for n in names)
+        + f". {'Holds' if cheaper else 'Does not hold'} that it costs less than RSG+, without the warm start of RSG+. "
+        f"{'Holds' if slowed else 'Does not hold'} that RSG+ slows down: of the correlation that it has not captured "
+        "after half of the rows, the second half adds "
+        + ", ".join(f"{100 * gained(found, n, RSG):.0f}% on {n}" for n in names)
+        + "; for Algorithm 2 "
         + ", ".join(f"{100 * gained(found, n, ALGORITHM):.0f}%" for n in names)
         + f". The accelerated game, which has no step size, captures "
         f"{', '.join(f'{final(n, GAME):.4f}' for n in names)}: "
-        f"its worst seed is above the best of every method that has one on {sum(ahead)} of {len(ahead)} data sets."
+        "its worst seed is above the best seed of every method with a step size "
+        f"on {sum(ahead)} of {len(ahead)} data sets."
         + (f" Not among the runs below: {', '.join(missing)}." if missing else ""),
         f"""
 ![share of correlation captured against rows and seconds](streaming_cca.png)
 
 k = {K}, batches of {BATCH}, one pass, {seeds} seeds (order of the rows and first players), mean ± standard deviation.
-TCC: canonical correlations of the projected views, summed, over the exact sum. Proportion: the same with each
-pair's own correlation, as the paper has it. Step sizes: the best of {len(GRID)} from {GRID[0]:g} to {GRID[-1]:g}, the
-same for every method, on a tenth of the rows held out, with one seed; and each method's own (the paper's table 4;
-RSG+ as published; 0.001 for Adam). Seconds: median, without compilation, two cores; of RSG+, plus those of its warm
-start, a whole pass that its figures do not count.
+TCC: canonical correlations of the projected views, summed, relative to the exact sum. Proportion: the same with the
+correlation of each pair of directions, as in the paper. Step size: the best of {len(GRID)} from {GRID[0]:g} to
+{GRID[-1]:g}, the same grid for every method, chosen on a held-out tenth of the rows with one seed. Default step sizes
+are those of the paper's table 4, of RSG+ as published, and 0.001 for Adam. Seconds: median on two cores, without
+compilation; for RSG+ the second number is its warm start, a whole pass that the other figures do not count.
 
 {tables}
 
-![proportion of the correlation captured by the pairs as they are](streaming_cca_proportion.png)
+![proportion of the correlation captured by the pairs of directions](streaming_cca_proportion.png)
 
-Views are on their principal axes without those of no variance (below 10⁻⁶ of the largest), as in the paper; Adam
-gains by that, the accelerated game does not see it. Adam has a warm-up of a twentieth and harmonic decay to a
-hundredth. Eckart-Young and SGHA end
-with Rayleigh-Ritz, as they learn a subspace. The running mean of Algorithm 2 has the paper's step, but 1 for Mediamill,
-where the paper's table has 5: past 2 a running mean diverges. Mediamill itself is not to be had freely:
-its stand-in has
-its shape and kind, `es.datasets.mediamill_like`, and `es.datasets.mediamill` reads the real one. Data:
-[streaming_cca.csv](streaming_cca.csv).
+Views are on their principal axes, without axes of negligible variance (below 10⁻⁶ of the largest), as in the paper.
+Adam gains by that; the accelerated game is invariant to it. Adam has a warm-up of a twentieth of the steps and harmonic
+decay to a hundredth of its step size. Eckart-Young and SGHA end with Rayleigh-Ritz, because they learn a subspace. The
+running mean of Algorithm 2 has the paper's step, except 1 for Mediamill, where the paper's table has 5: a running mean
+diverges above 2. Mediamill is not freely available: `es.datasets.mediamill_like` makes data of its shape and kind, and
+`es.datasets.mediamill` reads the real data. Data: [streaming_cca.csv](streaming_cca.csv).
 """,
     )
 

@@ -76,10 +76,11 @@ def direction(V: Tree, pairs: list[Pair], BV_aux: Tree, norms: Any, shift: Any =
     own, parents = [], []
     for first, second in pairs:
         VAV, b = first.VAV(V), second.vBv(V)  # ⟨v_i, A v_j⟩ and b_i
-        rewards = players.subtract(players.scale(b, first.AV), players.scale(jnp.diag(VAV), second.BV))
         W = jnp.tril(VAV + shift * VBV, -1) / norms
-        # penalties = (b W)·[BV] - rowsum(W ∘ VBV)·BV. The first term is subtracted below, once for all machines.
-        own.append(players.add(rewards, players.scale((W * VBV).sum(1), second.BV)))
+        a, r = jnp.diag(VAV), (W * VBV).sum(1)
+        # rewards = b·AV - a·BV and penalties = (b W)·[BV] - r·BV. Their difference is collected vector by vector,
+        # because [BV] is the same on all machines and needs one product with the mean of its coefficients.
+        own.append(players.subtract(players.scale(b, first.AV), players.scale(a - r, second.BV)))
         parents.append(-b[:, None] * W)
     return players.add(players.mean(own), players.combine(players.mean(parents), BV_aux))
 

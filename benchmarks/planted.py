@@ -1,0 +1,124 @@
+"""Problems with known answers for the benchmarks: two views, their exact correlations, and streams of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+import eigenstream as es
+
+BATCH = 100
+Views = tuple[np.ndarray, np.ndarray]
+
+
+def planted(n: int, dims: tuple[int, int], condition: float = 1e3, rho: Any = None, seed: int = 0) -> Views:
+    """Two views with planted correlations in random directions of log-uniform variance."""
+    rng = np.random.default_rng(seed)
+    rho = np.linspace(0.95, 0.5, 8) if rho is None else np.asarray(rho)
+    z = rng.normal(size=(n, len(rho)))
+    views = []
+    for d in dims:
+        noise = rng.normal(size=(n, d))
+        noise[:, : len(rho)] = np.sqrt(rho) * z + np.sqrt(1 - rho) * noise[:, : len(rho)]
+        rotation = np.linalg.qr(rng.normal(size=(d, d)))[0]
+        deviations = rng.permutation(np.logspace(0, -np.log10(condition) / 2, d))
+        views.append(((noise * deviations) @ rotation.T).astype(np.float32))
+    return views[0], views[1]
+
+
+@cache
+def problem(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two views and their exact correlations."""
+    if name == "mnist":
+        Z = es.datasets.mnist()["x_train"].reshape(60_000, -1).astype(np.float32) / 255
+        X, Y = Z[:, :392], Z[:, 392:]
+    elif name == "cifar10":
+        data = es.datasets.cifar10()
+        Z = np.concatenate([data["x_train"], data["x_test"]]).astype(np.float32) / 255
+        X, Y = Z[:, :16].reshape(len(Z), -1), Z[:, 16:].reshape(len(Z), -1)
+    elif name == "flat":
+        X, Y = planted(30_000, (800, 600))
+    else:
+        X, Y = planted(60_000, (200, 150))
+    X, Y = np.ascontiguousarray(X), np.ascontiguousarray(Y)
+    return X, Y, correlations(X, Y)
+
+
+def correlations(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
+    """Exact canonical correlations; rows in float64, so that directions of small variance count."""
+    parts = [
+        (X[lo : lo + 5000].astype(np.float64), Y[lo : lo + 5000].astype(np.float64)) for lo in range(0, len(X), 5000)
+    ]
+    return es.solve(es.problems.cca(), parts, min(X.shape[1], Y.shape[1], 100), "exact").eigenvalues
+
+
+def tcc(X: np.ndarray, Y: np.ndarray, V: np.ndarray, rho: np.ndarray) -> float:
+    """Canonical correlations of the projected views, summed, relative to the exact top-k sum."""
+    cut = X.shape[1]
+    return es.metrics.tcc(X @ V[:cut], Y @ V[cut:], rho)
+
+
+def batches(X: np.ndarray, Y: np.ndarray, seed: int, size: int = BATCH) -> list[Views]:
+    """The rows in the order of a seed."""
+    order = np.random.default_rng(1000 + seed).permutation(len(X))
+    X, Y = X[order], Y[order]
+    return [(X[i : i + size], Y[i : i + size]) for i in range(0, len(X), size)]
+
+
+def solved(
+    name: str, k: int, seed: int = 0, solver: Any = "game", size: int = BATCH, **options: Any
+) -> tuple[Any, float]:
+    """The result of one run on a named problem, and its TCC."""
+    X, Y, rho = problem(name)
+    result = es.solve(es.problems.cca(), batches(X, Y, seed, size), k, solver, random_state=seed, **options)
+    return result, tcc(X, Y, result.V, rho)
+
+
+class Latent:
+    """Two views of ``d`` columns: ``latent`` correlated factors and white noise, generated batch by batch."""
+
+    def __init__(self, d: int, n: int, latent: int = 300, k: int = 8):
+        rng = np.random.default_rng(0)
+        self.d, self.n, self.latent, self.k = d, n, latent, k
+        self.deviations = np.arange(1, latent + 1) ** -0.5
+        self.maps = [np.linalg.qr(rng.normal(size=(d, latent)).astype(np.float32))[0].T for _ in range(2)]
+        self.rho = np.linspace(0.95, 0.5, k)
+        self.rotations = [np.linalg.qr(rng.normal(size=(latent, latent)))[0] for _ in range(2)]
+        self.noise = 0.1 * self.deviations[-1]
+        both = [self._factors(seed)[0] for seed in range(n // BATCH)]
+        self.factors = [np.concatenate([b[v] for b in both]) for v in range(2)]
+        self.exact = correlations(*self.factors)[:k].sum()
+
+    def _factors(self, seed: int) -> tuple[list[np.ndarray], np.random.Generator]:
+        rng = np.random.default_rng([1, seed])
+        z = rng.normal(size=(BATCH, self.k))
+        out = []
+        for rotation in self.rotations:
+            e = rng.normal(size=(BATCH, self.latent))
+            e[:, : self.k] = np.sqrt(self.rho) * z + np.sqrt(1 - self.rho) * e[:, : self.k]
+            out.append((e @ rotation) * self.deviations)
+        return out, rng
+
+    def stream(self) -> Iterator[Views]:
+        for seed in range(self.n // BATCH):
+            (x, y), rng = self._factors(seed)
+            yield tuple(
+                s.astype(np.float32) @ m + np.float32(self.noise) * rng.standard_normal((BATCH, self.d), np.float32)
+                for s, m in zip((x, y), self.maps, strict=True)
+            )
+
+    def captured(self, V: np.ndarray) -> float:
+        """The correlation within the span of ``V``, relative to that of the factors."""
+        projected = []
+        for s, v, m in zip(self.factors, np.split(V.astype(np.float64), 2), self.maps, strict=True):
+            # The noise of the columns adds its exact covariance.
+            C = (m @ v).T @ (np.cov(s.T) @ (m @ v)) + self.noise**2 * v.T @ v
+            projected.append((s @ (m @ v), C))
+        (a, Ca), (b, Cb) = projected
+        cross = (a - a.mean(0)).T @ (b - b.mean(0)) / (len(a) - 1)
+        ra, rb = np.linalg.cholesky(Ca), np.linalg.cholesky(Cb)
+        M = np.linalg.solve(ra, np.linalg.solve(rb, cross.T).T)
+        return float(np.linalg.svd(M, compute_uv=False).sum() / self.exact)
