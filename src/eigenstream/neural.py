@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eigenstream.core import views
-from eigenstream.core.checks import check_count
+from eigenstream.core.settings import check_count
 from eigenstream.core.types import Tree
 from eigenstream.problems import cca, pca
 from eigenstream.problems.base import Problem
@@ -26,7 +26,7 @@ __all__ = ["Comparison", "activations", "compare"]
 
 Layers = Sequence[str] | tuple[Sequence[str], Sequence[str]] | None
 Activations = Callable[[Any], dict[str, Any]]
-#: The activations of both networks, for one comparison.
+#: The activations of two networks on one batch, or those of two layers to be compared.
 Pair = tuple[Tree, Tree]
 #: The name of all layers together.
 WHOLE = "network"

@@ -198,7 +198,7 @@ def inner(x: Tree, scores: Any, lifted: Any) -> tuple[Any, Any] | None:
     if isinstance(leaf, Covariance):
         return None
     b = count(x)
-    # Centring has scaled both scores by b / (b - 1); their product needs that factor once.
+    # `Centred` multiplies scores by b / (b - 1). An unbiased covariance of two scores has that factor once, not twice.
     return scores, lifted * ((b - 1) / b**2 if isinstance(leaf, Centred) else 1 / b)
 
 

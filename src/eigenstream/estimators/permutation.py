@@ -9,7 +9,7 @@ import scipy.linalg
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
-from eigenstream.core.checks import check_count
+from eigenstream.core.settings import check_count
 from eigenstream.estimators.pairs import CCA, PLS
 
 

@@ -86,7 +86,7 @@ class Problem:
     has_rows = True
     #: Batches may be padded with zero rows (`eigenstream.core.views.Filled`).
     fills = False
-    #: The number of independent parts of a batch that ``A`` and ``B`` need.
+    #: Parts of a batch, sharing no row, that an unbiased ``A`` takes, and that ``B`` takes.
     shares: ClassVar[tuple[int, int]] = (1, 1)
 
     def __post_init__(self) -> None:

@@ -26,6 +26,14 @@ def check_options(center: Any, ridge: float) -> None:
         raise ValueError(f"ridge={ridge!r}: give a number of at least 0, relative to the mean eigenvalue of B")
 
 
+def check_k(k: int | None, most: int) -> None:
+    """Refuse more components than the problem has."""
+    if k is not None and k > most:
+        raise ValueError(
+            f"k={k} is too large: this problem has at most {most} components; give k (n_components) of at most {most}"
+        )
+
+
 def check_rows(x: Any, name: str) -> Any:
     """Check one leaf and convert it to a float array or a float CSR matrix."""
     if isinstance(x, jsparse.BCOO):

@@ -141,7 +141,7 @@ class EdgeStatistics(Statistics):
         return replace(self, data=W.data, indices=W.indices, indptr=W.indptr, count=self.count + len(i))
 
     def operands(self) -> Operands:
-        # All edges have been summed, so without n_edges the degrees are those of the graph, not the mean over edges.
+        # The sums are over all edges: they are the graph's own unless n_edges asks for another number of edges.
         scale = 1.0 if self.problem.n_edges is None else self.problem.n_edges / self.count
         W = self.adjacency()
         return laplacian_pair((W + W.T) * scale, self.problem.normalized, self.problem.ridge)

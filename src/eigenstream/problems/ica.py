@@ -54,7 +54,7 @@ class ICA(Problem):
 
     center: bool | str = True
     ridge: float = 0.0
-    #: Two parts for the two factors within ``A``, a third for ``B``.
+    #: ``A`` contains products of two expectations, each from its own part of the batch; ``B`` takes a third part.
     shares = (2, 1)
 
     @property

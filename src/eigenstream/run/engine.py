@@ -117,7 +117,7 @@ class Engine(Protocol):
         return
 
     def reopen(self) -> None:
-        """Take up a finished run with new rows."""
+        """Continue a finished run with new rows."""
         return
 
     def snapshot_due(self, steps: int) -> bool:
@@ -129,7 +129,7 @@ class Engine(Protocol):
         return {}
 
     def covariance(self) -> np.ndarray | None:
-        """The covariance of all views side by side, if it was summed."""
+        """The covariance of all views side by side; None if it was not summed."""
         return None
 
 

@@ -16,7 +16,7 @@ from eigenstream.streams.blocks import Blocks
 
 
 class ExactEngine(Engine):
-    """Sums of all rows, solved once at the end."""
+    """Adds the moments of all rows and solves once at the end."""
 
     sums_rows = True
     criterion = ""

@@ -51,7 +51,7 @@ class GameEngine(SteppingEngine):
         self._width = players.size(self.template)
         self._queue: list[Tree] = []
         self._sizes: set[int] = set()
-        #: Rows until the next move, and whether a move was made since the last snapshot.
+        #: Rows until the players move next, and whether they moved since the last snapshot.
         self._left, self._moved = float(self.state.rows_to_next_move), False
         #: The first rows; None once the game has opened.
         self.opening: Opening | None = None

@@ -6,7 +6,6 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from functools import singledispatch
 from typing import Any
 
 import jax
@@ -14,12 +13,12 @@ import numpy as np
 
 from eigenstream import distributed
 from eigenstream.core import host_batches, players, views
-from eigenstream.core.checks import check_count
 from eigenstream.core.precision import check_precision
 from eigenstream.core.ritz import WHICH
+from eigenstream.core.settings import check_count
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
-from eigenstream.problems.checks import view_sizes
+from eigenstream.problems.checks import check_k, view_sizes
 from eigenstream.run.checkpoint import Checkpointer, RunFolder
 from eigenstream.run.engine import SNAPSHOT_EVERY, Engine, Setup, Stop
 from eigenstream.run.exact_engine import ExactEngine
@@ -47,20 +46,13 @@ COUNTERS = ("n", "steps", "batches", "epoch", "taken", "seconds", "averaged")
 END = object()
 
 
-@singledispatch
-def start_engine(solver: Any, setup: Setup) -> Engine:
-    """The engine of a solver: of any that is not named below, one step with every batch."""
-    return SteppingEngine(setup)
+#: The engine of each kind of solver; all others take a step with every batch.
+ENGINES: dict[type, Callable[[Setup], Engine]] = {Exact: ExactEngine, Game: GameEngine}
 
 
-@start_engine.register
-def _(solver: Exact, setup: Setup) -> Engine:
-    return ExactEngine(setup)
-
-
-@start_engine.register
-def _(solver: Game, setup: Setup) -> Engine:
-    return GameEngine(setup)
+def start_engine(setup: Setup) -> Engine:
+    """Start the engine of the solver."""
+    return next((ENGINES[kind] for kind in type(setup.solver).__mro__ if kind in ENGINES), SteppingEngine)(setup)
 
 
 class Run:
@@ -109,12 +101,7 @@ class Run:
     def begin(self, batch: Tree, repeatable: bool = False) -> None:
         """Choose the solver and start its engine, for batches like this one."""
         template = self.problem.template(batch)
-        most = self.problem.most_components(view_sizes(template))
-        if self.k is not None and self.k > most:
-            raise ValueError(
-                f"k={self.k} is too large: this problem has at most {most} components; give k (n_components) of at "
-                f"most {most}"
-            )
+        check_k(self.k, self.problem.most_components(view_sizes(template)))
         if self.single_view and isinstance(template, tuple | list) and len(template) > 1:
             raise ValueError(f"a batch holds {len(template)} arrays, and this estimator takes one: give X alone")
         self.solver, self.reason = chosen(
@@ -123,14 +110,14 @@ class Run:
         options = self.which, repeatable, self.seed, self.for_estimator, self.placement
         setup = Setup(self.problem, self.solver, self.k, batch, *options)
         self.template = template
-        self.engine = start_engine(self.solver, setup)
+        self.engine = start_engine(setup)
         self.begun = True
         self._kept_rows = 0
         if self.for_estimator and not repeatable:
             self.keep_recent()
 
     def reopen(self) -> None:
-        """Take up a finished run with rows that are read once."""
+        """Continue a finished run with new rows."""
         self.stop, self.averaged = None, None
         self.engine.reopen()
         self.keep_recent()

@@ -40,7 +40,7 @@ def solve_on_host(A: Any, B: Any, k: int, which: str, tol: float, seed: int) -> 
 
 
 def to_host(M: Any) -> Any:
-    """A JAX array, sparse array or function as NumPy, SciPy or a LinearOperator; a small function as its matrix."""
+    """A JAX operand as NumPy, SciPy or LinearOperator; a function of small dimension as its matrix."""
     if isinstance(M, jax.Array):
         return np.asarray(M, np.float64)
     if isinstance(M, jsparse.BCOO):

@@ -105,7 +105,7 @@ class Exact:
         return state.statistics.summary()
 
     def covariance(self, state: ExactState) -> np.ndarray | None:
-        """The covariance of all views side by side, if that is what was summed."""
+        """The covariance of all views side by side; None if other sums were taken."""
         return state.statistics.covariance() if hasattr(state.statistics, "covariance") else None
 
     def solve(self, problem: Problem, state: ExactState, which: str, n: int) -> tuple[Dense, Tree, EighInfo]:

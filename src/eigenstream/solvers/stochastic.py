@@ -12,8 +12,8 @@ import numpy as np
 import optax
 
 from eigenstream.core import players, views
-from eigenstream.core.checks import check_count
 from eigenstream.core.ritz import fix_signs, rayleigh_ritz, residuals
+from eigenstream.core.settings import check_count
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem, Products
 
@@ -83,8 +83,8 @@ class Stochastic:
     epsilon: float = 0.0
     shift: float | None = None
     polish: bool = False
-    #: Whether `Info.residuals` is measured, so that ``tol`` applies.
     whole_spectrum: ClassVar[bool] = False
+    #: Whether `Info.residuals` is measured, so that ``tol`` applies.
     has_residual: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -162,12 +162,12 @@ class Stochastic:
         aux = self.update_aux(problem, state._replace(grams=grams), BV)
 
         new = State(V, aux, optimizer, memory, grams, state.step + 1, overflowed)
-        # These small numbers tell before anything as long as a player is written.
+        # Norms and Gram matrices are checked, not V: they are known before any array of length d is written.
         new = _only_if_finite((players.norms(ascent), batch_grams, retraction), new, state)
         return new, self._info(state.V, AV, BV, new.grams, self.fixed_shift(problem))
 
     def pairs(self, problem: Problem, memory: Tree, batch: Tree, V: Tree) -> list[Pair]:
-        """``A V`` and ``B V`` of every shard, from independent parts if that is asked for."""
+        """Two estimates of ``A V`` and ``B V`` for every shard of the batch; with ``independent`` they share no row."""
         shards = views.split(batch, (1,) * self.shards) if self.shards > 1 and batch is not None else [batch]
         return [
             (self._adjusted(problem, first, V), self._adjusted(problem, second, V))

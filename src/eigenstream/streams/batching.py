@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from eigenstream.core.checks import check_count
 from eigenstream.core.host_batches import Part, join
+from eigenstream.core.settings import check_count
 from eigenstream.core.types import Tree
 from eigenstream.streams.formats import open_source
 

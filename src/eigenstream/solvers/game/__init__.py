@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eigenstream.core import players, views
-from eigenstream.core.checks import check_count
 from eigenstream.core.ritz import fix_signs
+from eigenstream.core.settings import check_count
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.solvers.game.filter import scores
@@ -93,7 +93,7 @@ class Game:
         check_count("rank", self.rank, none="for the default")
         check_half_life(self.half_life)
         if self.outlier is not None and not self.outlier > 1:
-            raise ValueError(f"outlier={self.outlier!r}: give a number over 1, or None to take rows as they are")
+            raise ValueError(f"outlier={self.outlier!r}: give a multiple over 1 of the mean squared norm, or None")
         if not self.opening >= 0:
             raise ValueError(f"opening={self.opening!r}: give a number of at least 0")
 

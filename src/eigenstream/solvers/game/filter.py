@@ -128,7 +128,7 @@ def gain(N: jax.Array, R: jax.Array, anew: Any) -> jax.Array:
 
 
 def corrected(gain: jax.Array, known: Tree, new: Tree) -> Tree:
-    """The corrected products, followed by those of the search directions, which were not tracked."""
+    """The tracked products plus ``gain`` times their errors on the new rows, then the new products of ``W``."""
     L = len(gain)
     surprise = players.subtract(players.take(new, 0, L), known)
     return players.stack(players.add(known, players.combine(gain.T, surprise)), jax.tree.map(lambda x: x[L:], new))
