@@ -4,15 +4,21 @@ import jax
 import pytest
 
 
+def check_refused(call, words):
+    """The call raises a ValueError that says this."""
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        call()
+
+
 def quick(values, *fast):
-    """Parameters of which only those named run in `make check`."""
+    """Mark all parameters as slow but those named, which run in `make check`."""
     several = [v if isinstance(v, tuple) else (v,) for v in values]
     return [v if v in fast else pytest.param(*s, marks=pytest.mark.slow) for v, s in zip(values, several, strict=True)]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_programs():
-    """Let a module's programs go: each maps memory of its own, and a process may hold only so many maps."""
+    """Free the compiled programs of a module: each maps memory, and a process may hold a limited number of maps."""
     yield
     jax.clear_caches()
     gc.collect()

@@ -158,21 +158,3 @@ def test_pages_say_what_was_found_and_how(tmp_path):
     sinusoid.report(sinusoid.run(), tmp_path)
     assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
     assert common.table(["a", "b"], [["x", 0.123456]]).splitlines()[-1] == "| x | 0.1235 |"
-
-
-def test_the_stand_in_is_of_mediamill_s_kind_and_the_real_one_is_read(tmp_path, monkeypatch):
-    X, Y = es.datasets.mediamill_like(3000)
-    assert 0 <= X.min() < X.max() <= 1
-    assert set(np.unique(Y)) == {0, 1}
-    assert Y.mean(0).max() == pytest.approx(1 / 3, abs=0.01)
-    assert Y.mean(0).min() < 0.01
-    monkeypatch.setenv("EIGENSTREAM_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="mediamill_like"):
-        es.datasets.mediamill()
-    (tmp_path / "mediamill").mkdir()
-    for part in ("train", "test"):
-        (tmp_path / "mediamill" / f"{part}-exp1.svm").write_text("0,100 1:0.5 120:1\n3 2:0.25\n")
-    X, Y = es.datasets.mediamill()
-    assert X.shape == (4, 120)
-    assert Y.sum(1).tolist() == [2, 1, 2, 1]
-    assert X[0, 119] == 1

@@ -1,0 +1,56 @@
+"""Which solver a problem gets."""
+
+import numpy as np
+import pytest
+
+import eigenstream as es
+from conftest import check_refused, quick
+from data import FEW, POWER, batched, scaled
+from eigenstream.solvers import Paper
+
+
+def test_auto_is_exact_within_its_budget_and_the_game_beyond():
+    X = scaled()
+    assert isinstance(es.solve(es.problems.pca(), [X], 2, solver="auto").solver, es.solvers.Exact)
+    assert isinstance(es.solve(es.problems.pca(), [X], 2, memory_budget=100).solver, es.solvers.Game)
+    with pytest.raises(ValueError, match=r"magnitude.*memory_budget"):
+        es.solve(es.problems.pca(), [X], 2, which="magnitude", memory_budget=100)
+
+
+def test_auto_takes_the_game_where_sums_do_not_fit(caplog):
+    caplog.set_level("INFO", "eigenstream")
+    result = es.solve(es.problems.cca(), batched(POWER), k=2, memory_budget=1e6)
+    assert isinstance(result.solver, es.solvers.Game)
+    assert "over memory_budget" in caplog.text
+    assert isinstance(es.solve(es.problems.cca(), batched(POWER), k=2).solver, es.solvers.Exact)
+
+
+@pytest.mark.parametrize("name", quick(["paper", "smooth", "eckart_young", "sgha", "oja", "exact"], "paper", "exact"))
+def test_solvers_by_name(name):
+    X = scaled() / 3
+    result = es.solve(es.problems.pca(), np.split(X, 20), 1, solver=name, max_epochs=10)
+    assert es.metrics.angles(result.V, np.eye(5)[:, :1])[0] < 0.3
+
+
+@pytest.mark.slow
+def test_edges_of_many_nodes_are_solved_exactly_by_default():
+    n = 20_000
+    nodes = np.arange(n)
+    result = es.solve(es.problems.laplacian(n_nodes=n), [(nodes, (nodes + s) % n) for s in (1, 5, 77)], 1)
+    assert isinstance(result.solver, es.solvers.Exact)
+    assert 1 < result.eigenvalues[0] <= 2 + 1e-9
+
+
+MISTAKES = {
+    "magnitude in Paper": (
+        lambda: es.solve(es.problems.pca(), [FEW], 2, which="magnitude", solver="paper"),
+        'solver="exact"',
+    ),
+    "solver": (lambda: es.solve(es.problems.pca(), [FEW], 2, solver="nope"), r"solver='nope'.*'exact'"),
+    "a solver's class": (lambda: es.solve(es.problems.pca(), [FEW], 1, solver=Paper), r"Paper\(\.\.\.\)"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(name):
+    check_refused(*MISTAKES[name])
