@@ -68,8 +68,8 @@ def power_law(d):
     return np.arange(1, d + 1) ** -1.0
 
 
-#: 12,000 rows in two views, eight correlations from 0.95 to 0.5, variances that fall as 1/i.
-POWER = planted(12000, (160, 120), power_law, np.linspace(0.95, 0.5, 8))
+#: 6,000 rows in two views, eight correlations from 0.95 to 0.5, variances that fall as 1/i.
+POWER = planted(6000, (120, 100), power_law, np.linspace(0.95, 0.5, 8))
 
 
 def batched(views, size=100):

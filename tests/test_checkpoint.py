@@ -236,8 +236,8 @@ def test_checkpoints_hold_every_bit(tmp_path):
 @pytest.mark.parametrize("solver", ["paper", "exact"])
 def test_sigkill_at_random_moments(solver, tmp_path):
     """``make soak`` does this twenty times, and docs/results/kills.md tells how it went."""
-    found = kills.experiment(tmp_path, solver, 3)
-    assert [record["same"] for record in found["kills"]] == [True] * 3
+    found = kills.experiment(tmp_path, solver, 2)
+    assert [record["same"] for record in found["kills"]] == [True] * 2
 
 
 def test_another_schedule_is_another_run(tmp_path):

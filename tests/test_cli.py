@@ -35,7 +35,7 @@ def run(*arguments, **options):
 
 
 def call(*arguments):
-    """The command line in this process, which is quicker; an error is raised rather than printed."""
+    """The command line in this process, which is faster; errors are raised."""
     return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
 
 
@@ -202,10 +202,22 @@ def test_a_run_that_goes_wrong_says_so_with_its_exit_code(files, tmp_path):
     found = call("fit", "cca", *sources, "-k", 2, "--out", tmp_path / "run", *options, "--batch-size", 10)
     assert found.exit_code == 1
     assert "was not finite" in found.output
+    assert es.load(tmp_path / "run").status_ == "failed"
 
 
-def test_ctrl_c_saves_what_was_learned_and_resume_goes_on(files, tmp_path):
-    """A run long enough to be interrupted, ended by hand, gone on with."""
+@pytest.mark.parametrize(("status", "code"), [("solved", 0), ("not converged", 0), ("stopped", 0), ("failed", 1)])
+def test_the_exit_code_follows_the_status_of_a_finished_run(status, code, files, tmp_path):
+    fit = ("fit", "pca", files / "x.npy", "-k", 2, "--out", tmp_path)
+    assert call(*fit).exit_code == 0
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["learned"]["status_"] == "solved"
+    config["learned"]["status_"] = status
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert call(*fit, "--resume").exit_code == code
+
+
+def test_ctrl_c_saves_the_model_and_exits_with_130(files, tmp_path):
+    """A run that would take minutes is interrupted once it has written six records."""
     rows = np.random.default_rng(0).normal(size=(20_000, 5)) * [3, 2, 1, 1, 1]
     np.save(tmp_path / "x.npy", rows)
 
@@ -223,7 +235,9 @@ def test_ctrl_c_saves_what_was_learned_and_resume_goes_on(files, tmp_path):
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert json.loads(out)["message"].startswith("interrupted after")
-    assert es.load(tmp_path / "run").components_.shape == (2, 5)
+    model = es.load(tmp_path / "run")
+    assert model.components_.shape == (2, 5)
+    assert (model.status_, model.converged_) == ("interrupted", False)
 
 
 @pytest.mark.parametrize("arguments", [(), ("fit",), ("transform",), ("report",), ("demo",)])

@@ -64,7 +64,7 @@ def test_half_precision_rows_are_projected_in_full_precision():
 @pytest.mark.slow
 @pytest.mark.skipif(not (es.datasets.folder() / "mnist.npz").exists(), reason="mnist.npz is not in the data folder")
 def test_pca_of_mnist_is_scikit_learns():
-    images = es.datasets.mnist()["x_train"].reshape(60_000, -1).astype(np.float64) / 255
+    images = es.datasets.mnist()["x_train"][:20_000].reshape(20_000, -1).astype(np.float64) / 255
     theirs = decomposition.PCA(32, svd_solver="covariance_eigh").fit(images)
     ours = es.PCA(n_components=32).fit(images.astype(np.float32))
     assert es.metrics.subspace_error(ours.components_.T, theirs.components_.T) < 1e-6

@@ -6,7 +6,7 @@ import pytest
 
 import eigenstream as es
 import oracles
-from data import X, Y, scaled
+from data import FEW, scaled
 
 
 def redundant(n=500, dtype=np.float64):
@@ -110,6 +110,7 @@ def test_exact_reads_once_and_counts_rows_once():
 
 @pytest.mark.parametrize("solver", ["exact", "paper"])
 def test_constant_and_duplicate_columns_and_a_batch_of_two(solver):
+    X, Y = FEW, FEW[:, :3]
     wide = np.c_[X, X[:, :1], np.ones(50)]
     result = es.solve(es.problems.cca(), [(wide[i : i + 4], Y[i : i + 4]) for i in range(0, 48, 4)], 2, solver=solver)
     assert np.isfinite(result.V).all()

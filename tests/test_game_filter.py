@@ -19,8 +19,8 @@ def test_the_gain_weighs_rows_alike_where_players_stand_still():
 
 
 def test_rows_of_another_distribution_restart_the_players():
-    later = [5 * v[6000:, ::-1] for v in POWER]
-    stream = batched([v[:6000] for v in POWER]) + batched(later)
+    later = [5 * v[3000:, ::-1] for v in POWER]
+    stream = batched([v[:3000] for v in POWER]) + batched(later)
     result = es.solve(es.problems.cca(), stream, k=4, solver="game")
     # Twice where a block holds rows of both laws.
     assert int(result.state.restarts) in (1, 2)

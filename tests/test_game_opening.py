@@ -81,8 +81,8 @@ def watched(batches, solver, see):
 
 @pytest.mark.slow
 def test_the_opening_stops_when_validation_rows_show_overfitting():
-    """Three of four players have nothing to find in few rows of 700 dimensions."""
-    views = planted(6000, (400, 300), power_law, [0.95])
+    """Three of four players have nothing to find in few rows of 350 dimensions."""
+    views = planted(3000, (200, 150), power_law, [0.95])
     moves = []
     watched(
         batched(views, 40), es.solvers.Game(opening=0.2), lambda method, state, *more: moves.append((method, *more))

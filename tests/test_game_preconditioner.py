@@ -82,7 +82,7 @@ def test_a_diagonal_is_finite_where_no_row_had_a_value():
 def test_sketches_go_on_learning_with_a_half_life():
     def updates(rows):
         stream = batched([v[:rows] for v in POWER])
-        return float(es.solve(es.problems.cca(), stream, k=2, solver="game", half_life=1000).state.metric[0].updates)
+        return float(es.solve(es.problems.cca(), stream, k=2, solver="game", half_life=500).state.metric[0].updates)
 
     # As rows double, a memory of all of them would make two or three.
-    assert updates(12000) > updates(6000) + 4
+    assert updates(6000) > updates(3000) + 4

@@ -20,12 +20,12 @@ def test_it_says_whether_it_has_converged(game_on_power):
     few = es.solve(es.problems.cca(), batched(wide), k=4, solver="game")
     assert game_on_power.converged
     assert not few.converged
-    assert "more rows like these would do" in few.message
+    assert "more rows are needed" in few.message
 
 
 @pytest.mark.slow
 def test_eigenvalues_are_near_those_of_new_rows_whatever_the_rank():
-    rng, n, d, shared, k = np.random.default_rng(0), 5000, 1200, 600, 60
+    rng, n, d, shared, k = np.random.default_rng(0), 2500, 600, 300, 30
     strength = np.linspace(1, 0.15, shared)
     Z = rng.normal(size=(n, shared)) * strength
 
@@ -35,11 +35,11 @@ def test_eigenvalues_are_near_those_of_new_rows_whatever_the_rank():
         return (X @ np.linalg.qr(rng.normal(size=(d, d)))[0]).astype(np.float32)
 
     X, Y = view(), view()
-    batches = [(X[i : i + 500], Y[i : i + 500]) for i in range(0, 4000, 500)]
+    batches = [(X[i : i + 250], Y[i : i + 250]) for i in range(0, 2000, 250)]
     reported = []
-    for rank in (24, 384):
+    for rank in (12, 192):
         result = es.solve(es.problems.cca(ridge=1e-2), batches, k, es.solvers.Game(rank=rank), max_epochs=2)
-        x, y = X[4000:] @ result.V[:d], Y[4000:] @ result.V[d:]
+        x, y = X[2000:] @ result.V[:d], Y[2000:] @ result.V[d:]
         shown = [np.corrcoef(a, b)[0, 1] for a, b in zip(x.T, y.T, strict=True)]
         reported.append(result.eigenvalues.mean())
         assert abs(reported[-1] - np.mean(shown)) < 0.06
@@ -102,7 +102,7 @@ def test_a_message_names_few_of_many_groups():
 def test_tol_stops_a_run_that_has_converged():
     result = es.solve(es.problems.cca(), batched(POWER), k=4, solver="game", max_epochs=5, tol=0.02)
     assert result.converged
-    assert result.n_samples_seen < 5 * 12000
+    assert result.n_samples_seen < 5 * 6000
     assert "shortfall is below tol" in result.message
 
 

@@ -190,12 +190,12 @@ def setting(name):
     return problem, data, V, exact.BV, np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(wanted)])
 
 
-@pytest.mark.parametrize("b", quick((2, 8, 64), 2))
+@pytest.mark.parametrize("b", quick((2, 64), 2))
 @pytest.mark.parametrize("name", quick(POPULATIONS, "cca", "ica", "normalised laplacian"))
 def test_independent_parts_are_unbiased(name, b):
     problem, data, V, BV, wanted = setting(name)
     b = max(b, problem.fewest_rows(independent=True))
-    assert b <= (3 if name == "ica" else 2) or b in (8, 64)
+    assert b <= (3 if name == "ica" else 2) or b == 64
     mean, error = mean_and_error(problem, data, V, BV, b, independent=True)
     # Under the null hypothesis the largest of a dozen normal scores passes 4.5 once in ten thousand.
     scores = np.abs(mean - wanted) / np.where(error > 0, error, 1e-12)
@@ -213,7 +213,7 @@ def test_the_same_rows_for_a_and_b_are_biased(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("b", [4, 8, 64])
+@pytest.mark.parametrize("b", [4, 64])
 def test_a_batch_less_its_own_mean_is_unbiased_over_b_minus_one(b):
     """Here the mean is not known: the rows are far from centred."""
     data = (P + 3, Q - 2)

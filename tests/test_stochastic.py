@@ -31,7 +31,7 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("d", quick((3, 20, 100, 500), 3))
+@pytest.mark.parametrize("d", quick((3, 20, 100), 3))
 @pytest.mark.parametrize("kind", oracles.SPECTRA)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_prescribed_spectra(name, kind, d):
@@ -64,7 +64,7 @@ def test_streams_of_two_views(name):
     X, Y = X / 4, Y / 4
     batches = [(X[i : i + 100], Y[i : i + 100]) for i in range(0, len(X), 100)]
     result = es.solve(es.problems.cca(), batches, 2, solver=STREAMING[name])
-    assert captured(X, Y, result) > 0.97
+    assert captured((X, Y), result.V, 2) > 0.97
     assert result.n_samples_seen == 40_000
 
 
