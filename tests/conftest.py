@@ -3,6 +3,9 @@ import gc
 import jax
 import pytest
 
+import eigenstream as es
+from data import POWER, batched
+
 
 def check_refused(call, words):
     """The call raises a ValueError that says this."""
@@ -29,3 +32,9 @@ def x64():
     """Float64 for one test; the library itself never touches the setting."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="session")
+def game_on_power():
+    """The result of the game after one pass over the planted views."""
+    return es.solve(es.problems.cca(), batched(POWER), k=4, solver="game")

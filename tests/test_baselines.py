@@ -36,7 +36,7 @@ def test_eckart_young_rests_at_eigenvectors_of_squared_norm_lambda():
     for nested in (False, True):
         solver = EckartYoung(shift=0.0, nested=nested)
         np.testing.assert_allclose(at_fixed_point(solver, problem, W, K), W, atol=1e-12)
-    # The loss knows only the subspace: a rotation of W rests too, but not in the ordered form.
+    # The loss depends on the subspace alone: a rotation of W rests too, but not in the ordered form.
     turned = ROTATION @ W
     np.testing.assert_allclose(at_fixed_point(EckartYoung(shift=0.0), problem, turned, K), turned, atol=1e-12)
     moved = at_fixed_point(EckartYoung(shift=0.0, nested=True), problem, turned, K)

@@ -47,7 +47,7 @@ def test_an_epoch_is_every_row_once_in_a_new_order(size, small_windows, tmp_path
             for a, b in zip(rest, found[start:], strict=True):
                 np.testing.assert_array_equal(a, b)
     assert not np.array_equal(orders[0], orders[1])
-    # Neighbours in the stream come from far apart: a third of the file on average if all were mixed.
+    # Rows that are neighbours in the stream are far apart in the file: a third of it on average if all were mixed.
     assert np.abs(np.diff(orders[0])).mean() > 150
     np.testing.assert_array_equal(np.concatenate(list(stream)), np.concatenate(list(stream)))
     other = es.streams.batches(numbers, batch_size=size, random_state=1)
@@ -85,7 +85,7 @@ def test_lists_of_edges(tmp_path):
         np.testing.assert_allclose(model.eigenvalues_, wanted.eigenvalues_, atol=1e-9)
 
 
-def test_reading_ahead_keeps_order_passes_errors_on_and_ends_with_its_reader():
+def test_prefetch_keeps_order_raises_errors_and_ends_its_thread():
     assert list(es.streams.prefetch(range(100), ahead=3)) == list(range(100))
 
     def breaks():

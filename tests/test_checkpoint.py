@@ -126,7 +126,7 @@ def test_the_accelerated_game_resumes_where_no_row_is_an_outlier(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_streams_of_all_kinds_resume(at, tmp_path):
-    """A list, a generator, tiny batches that wait for one another, explicit matrices."""
+    """A list, a generator, batches too small for a step, given matrices."""
     pairs = [(X[i : i + 50], Y[i : i + 50]) for i in range(0, 1010, 50)]
     options = {"k": 2, "solver": ADAM}
     assert_same(*runs(es.problems.cca(), lambda: pairs, tmp_path / "a", at, **options, max_epochs=2))
@@ -161,7 +161,7 @@ def test_an_estimator_resumes_to_the_same_bits(tmp_path):
         assert getattr(whole, name).tobytes() == getattr(resumed, name).tobytes(), name
 
 
-def test_a_run_that_had_converged_does_not_go_on(tmp_path):
+def test_a_run_that_has_converged_is_not_continued(tmp_path):
     options = {"k": 1, "solver": ADAM, "tol": 0.9, "max_epochs": 50}
     whole = es.solve(es.problems.pca(), es.streams.batches(X), **options)
     assert whole.converged
@@ -192,7 +192,7 @@ def test_a_folder_with_checkpoints_is_not_taken_by_mistake(tmp_path):
         es.solve(es.problems.pca(), stream, 2, Paper(learning_rate=0.5), folder=tmp_path, resume=True)
 
 
-def test_resume_with_nothing_to_resume_starts(tmp_path):
+def test_resume_without_a_checkpoint_starts(tmp_path):
     found = es.solve(es.problems.pca(), es.streams.batches(X), 2, ADAM, folder=tmp_path, resume=True)
     assert_same(es.solve(es.problems.pca(), es.streams.batches(X), 2, ADAM), found)
 
@@ -235,7 +235,7 @@ def test_checkpoints_hold_every_bit(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["paper", "exact"])
 def test_sigkill_at_random_moments(solver, tmp_path):
-    """``make soak`` does this twenty times, and docs/results/kills.md tells how it went."""
+    """``make soak`` does this twenty times, and writes docs/results/kills.md."""
     found = kills.experiment(tmp_path, solver, 2)
     assert [record["same"] for record in found["kills"]] == [True] * 2
 

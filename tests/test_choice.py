@@ -34,7 +34,7 @@ def test_solvers_by_name(name):
 
 
 @pytest.mark.slow
-def test_edges_of_many_nodes_are_solved_exactly_by_default():
+def test_a_sparse_graph_is_solved_exactly_by_default():
     """The budget holds the edges, and would not hold a dense matrix."""
     n = 2000
     nodes, problem = np.arange(n), es.problems.laplacian(n_nodes=n)

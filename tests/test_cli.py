@@ -189,13 +189,13 @@ def test_a_folder_is_not_taken_by_mistake(files, tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() != before
 
 
-def test_a_mistake_can_be_mended_and_tried_again(files, tmp_path):
+def test_a_corrected_command_needs_no_overwrite(files, tmp_path):
     with pytest.raises(ValueError, match="too large"):
         call("fit", "pca", files / "x.npy", "-k", 99, "--out", tmp_path)
     assert call("fit", "pca", files / "x.npy", "-k", 2, "--out", tmp_path).exit_code == 0
 
 
-def test_a_run_that_goes_wrong_says_so_with_its_exit_code(files, tmp_path):
+def test_a_failed_run_exits_with_1(files, tmp_path):
     np.save(tmp_path / "x.npy", 1e3 * np.load(files / "x.npy"))
     sources = (tmp_path / "x.npy", tmp_path / "x.npy")
     options = ("--solver", "sgha", "--option", "learning_rate=1e6", "--option", "shift=0.0")

@@ -23,8 +23,8 @@ def test_data_sets_are_found_where_the_variable_points(tmp_path, monkeypatch):
     assert es.datasets.cifar10()["x_train"].shape == (2, 32, 32, 3)
 
 
-def test_data_sets_come_from_openml_otherwise(tmp_path, monkeypatch):
-    """The fetch itself is scikit-learn's; what is ours is the layout and the copy kept."""
+def test_data_sets_are_fetched_from_openml_once(tmp_path, monkeypatch):
+    """The fetch itself is scikit-learn's; tested here are the layout and the copy in the folder."""
     import sklearn.datasets
 
     flat = np.random.default_rng(0).integers(0, 255, (4, 3 * 32 * 32))
@@ -42,7 +42,7 @@ def test_data_sets_come_from_openml_otherwise(tmp_path, monkeypatch):
     assert (tmp_path / "cifar10.npz").exists()
 
 
-def test_the_stand_in_is_of_mediamill_s_kind_and_the_real_one_is_read(tmp_path, monkeypatch):
+def test_mediamill_is_read_and_its_imitation_resembles_it(tmp_path, monkeypatch):
     X, Y = es.datasets.mediamill_like(3000)
     assert 0 <= X.min() < X.max() <= 1
     assert set(np.unique(Y)) == {0, 1}

@@ -106,7 +106,7 @@ def test_processes_agree_on_who_reads_what(owners, shares, speakers):
             speaking += [process] * place.speaks_for_its_rows
     assert found == shares
     assert speaking == speakers
-    # Too few for every place: all read them.
+    # One row cannot be shared: all processes read it.
     assert place.share(1) == (0, 1)
 
 
@@ -118,7 +118,7 @@ def test_two_processes_give_what_one_gives_and_read_their_own_rows(solved):
             continue
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
         np.testing.assert_allclose(first[name], alone[name], rtol=1e-8, atol=1e-9, err_msg=name)
-    # All of the first batch, which gives the shapes, and half of the others.
+    # All of the first batch, for the shapes, and half of the others.
     assert alone["read"] == 1013
     assert max(first["read"], second["read"]) <= 53 + 27 * 19
     assert first["read"] + second["read"] >= 1013
@@ -132,7 +132,7 @@ def test_two_processes_play_one_accelerated_game(solved):
 
 
 @slow
-def test_one_process_goes_on_where_two_stopped(solved):
+def test_one_process_resumes_a_run_of_two(solved):
     assert any((solved / "run" / "checkpoints").glob("40/state/ocdbt.process_1")), "written by both"
     resumed, alone = np.load(solved / "resumed.npy")
     np.testing.assert_allclose(resumed, alone, rtol=1e-7, atol=1e-8)
@@ -140,7 +140,7 @@ def test_one_process_goes_on_where_two_stopped(solved):
 
 @slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_lost_process_ends_the_job_with_its_name_and_the_job_goes_on(tmp_path, victim):
+def test_a_lost_process_is_named_and_the_job_resumes(tmp_path, victim):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(20_000, 40)).astype("f4")
     for name, view in (("x", x), ("y", x @ rng.normal(size=(40, 30)).astype("f4"))):

@@ -12,7 +12,7 @@ from data import FEW, Counted, Once, X
 @pytest.mark.parametrize(
     ("problem", "options"), [(es.problems.ica(), {}), (es.problems.pca(), {"solver": "paper", "max_epochs": 3})]
 )
-def test_batches_that_only_look_repeatable_are_noticed(problem, options):
+def test_batches_that_cannot_be_read_again_are_refused(problem, options):
     with pytest.raises(ValueError, match="gave nothing when read again"):
         es.solve(problem, Once(np.random.default_rng(0).normal(size=(4, 100, 17))), 2, **options)
 

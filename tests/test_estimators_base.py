@@ -29,12 +29,12 @@ ADAM = es.solvers.Paper(learning_rate=0.02, optimizer=optax.adam)
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks(ALL)
 def test_scikit_learns_checks(estimator, check):
-    """With no check that is expected to fail."""
+    """No check is marked as expected to fail."""
     check(estimator)
 
 
 def fitted(name, **settings):
-    """An estimator with the rows it is fitted to, and what it is asked afterwards."""
+    """A fitted estimator, and rows to transform."""
     model = getattr(es, name)(**settings)
     if name == "MultiviewCCA":
         return model.fit([X, Y, Z]), [X, Y, Z]
@@ -87,13 +87,13 @@ def test_partial_fit_of_any_pieces_in_any_order_is_fit(name, size):
         assert other.n_samples_seen_ == 600
 
 
-def test_partial_fit_goes_on_from_fit_and_through_a_pickle():
+def test_partial_fit_continues_after_fit_and_pickling():
     model = pickle.loads(pickle.dumps(es.PCA().fit(X[:300])))
     model = pickle.loads(pickle.dumps(model.partial_fit(X[300:310]))).partial_fit(X[310:])
     np.testing.assert_allclose(model.components_, es.PCA().fit(X).components_, atol=1e-8)
 
 
-def test_partial_fit_after_fit_measures_on_the_new_rows_or_refuses():
+def test_partial_fit_after_fit_measures_on_the_new_rows():
     solver = es.solvers.Paper(learning_rate=0.02, optimizer=optax.adam, averaging=0.1)
     model = es.CCA(n_components=1, solver=solver, max_epochs=50).fit(X, Y)
     before = model.correlations_
@@ -128,7 +128,7 @@ def test_partial_fit_solves_only_when_an_attribute_is_read():
     assert len(solved) == 1
 
 
-def test_partial_fit_keeps_no_hold_of_memory_that_is_used_again():
+def test_partial_fit_copies_rows_whose_memory_is_reused():
     buffer, model = np.empty((10, 7)), es.PCA()
     for lo in range(0, 600, 10):
         buffer[:] = X[lo : lo + 10]
@@ -136,7 +136,7 @@ def test_partial_fit_keeps_no_hold_of_memory_that_is_used_again():
     np.testing.assert_allclose(model.components_, es.PCA().fit(X).components_, atol=1e-8)
 
 
-def test_one_row_is_not_enough_to_look_at():
+def test_one_row_is_too_few_to_transform():
     model = es.PCA().partial_fit(X[:1])
     with pytest.raises(ValueError, match="too few rows"):
         model.transform(X)
@@ -171,7 +171,7 @@ def test_pipelines_and_searches():
 
 @pytest.mark.parametrize("name", ["PCA", "CCA", "PLS", "MultiviewCCA", "LDA"])
 def test_a_streaming_solver_gives_the_same_attributes(name):
-    """What a streaming solver does not keep, variances of scores and loadings, is measured on the rows."""
+    """A streaming solver does not sum variances of scores or loadings; they are measured on the rows."""
     solver = es.solvers.Paper(learning_rate=0.02 if name == "CCA" else 0.005, optimizer=optax.adam, averaging=0.1)
     exact, rows = fitted(name, n_components=1)
     model, _ = fitted(name, n_components=1, solver=solver, max_epochs=100)
@@ -184,7 +184,7 @@ def test_a_streaming_solver_gives_the_same_attributes(name):
         np.testing.assert_allclose(model.predict(X), exact.predict(X), atol=0.3)
         np.testing.assert_allclose(model.x_loadings_, exact.x_loadings_, atol=0.1)
         assert model.history_
-        # The same from a stream that can be read once only, measured on the last rows it held.
+        # A stream that is read once is measured on its last rows.
         once = getattr(es, name)(n_components=1, solver=solver)
         once.fit_stream((x, y) for x, y in 100 * list(es.streams.batches(X, Y)))
         np.testing.assert_allclose(once.correlations_, exact.correlations_, rtol=0.05)
@@ -192,7 +192,7 @@ def test_a_streaming_solver_gives_the_same_attributes(name):
             np.testing.assert_allclose(once.transform(X).var(), 1, rtol=0.1)
 
 
-def test_a_failed_step_is_warned_of():
+def test_a_failed_step_gives_a_warning():
     with pytest.warns(UserWarning, match="not finite"):
         model = es.CCA(n_components=1, solver=es.solvers.SGHA(learning_rate=1e6)).fit(1e3 * X, 1e3 * Y)
     assert np.isfinite(model.x_weights_).all()
@@ -242,7 +242,7 @@ def test_a_refused_batch_leaves_no_trace(solver):
         np.testing.assert_allclose(model.correlations_, es.CCA(n_components=1).fit(X, Y).correlations_)
 
 
-def test_too_few_rows_are_too_few_however_often_they_are_read():
+def test_rows_are_not_counted_again_in_later_epochs():
     with pytest.raises(ValueError, match="too few rows"):
         es.CCA(n_components=1, solver=ADAM, max_epochs=5).fit(X[:3], Y[:3])
     with pytest.raises(ValueError, match="no rows"):
@@ -251,7 +251,7 @@ def test_too_few_rows_are_too_few_however_often_they_are_read():
         es.streams.prefetch([], ahead=0)
 
 
-def test_an_early_stop_does_not_read_everything_again():
+def test_an_early_stop_does_not_read_the_stream_again():
     read = []
 
     class Counting:
@@ -277,7 +277,7 @@ def test_a_loader_without_a_length():
     assert es.PCA().fit_stream(Loader()).n_samples_seen_ == 600
 
 
-def test_going_on_forgets_why_the_last_run_stopped():
+def test_partial_fit_resets_the_status():
     model = es.PCA(n_components=1, solver=ADAM, tol=10.0).fit(X)
     assert model.converged_
     model.partial_fit(X)
@@ -287,7 +287,7 @@ def test_going_on_forgets_why_the_last_run_stopped():
         es.CCA(n_components=1, solver="rsg+", tol=0.1).fit(X, Y)
 
 
-def test_mistakes_that_would_go_unnoticed_are_named():
+def test_silent_mistakes_are_named():
     with pytest.raises(ValueError, match="2 arrays, and this estimator takes one"):
         es.PCA().fit_stream([(X, Y)])
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):

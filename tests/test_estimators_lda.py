@@ -47,7 +47,7 @@ def test_lda_of_names_of_two_classes_and_with_priors():
     np.testing.assert_array_equal(one.predict(X), lda.predict(X))
 
 
-def test_lda_learns_a_class_that_comes_late():
+def test_a_class_may_first_occur_in_a_late_batch():
     order = np.argsort(LABELS, kind="stable")
     model = es.LDA()
     for part in np.array_split(order, 20):
@@ -88,7 +88,7 @@ def test_classes_are_counted_once_however_small_the_batches():
     np.testing.assert_allclose(101 * short.priors_, np.bincount(LABELS[:101]))
 
 
-def test_an_exact_solver_classifies_alike_by_name_and_as_an_object():
+def test_exact_by_name_and_as_an_object_classify_alike():
     by_name, as_object = (es.LDA(n_components=1, solver=s).fit(X, LABELS) for s in ("exact", es.solvers.Exact()))
     np.testing.assert_array_equal(by_name.predict(X), as_object.predict(X))
     assert by_name.residuals_.shape == by_name.eigenvalues_.shape == (1,)
@@ -96,7 +96,7 @@ def test_an_exact_solver_classifies_alike_by_name_and_as_an_object():
         es.LDA(n_components=5).fit_stream([(X, LABELS)])
 
 
-def test_a_class_that_never_came_has_no_chance():
+def test_a_class_without_rows_has_probability_0():
     for model in (
         es.LDA().partial_fit(X, (LABELS > 0) + 1, classes=[0, 1, 2]),
         es.LDA(priors=[0.0, 1.0]).fit(X, LABELS > 0),

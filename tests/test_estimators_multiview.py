@@ -41,7 +41,7 @@ def test_mistakes_are_named(case):
         act(es.MultiviewCCA())
 
 
-def test_multiview_keeps_the_contract_that_generic_checks_cannot_try():
+def test_the_estimator_contract_holds_for_lists_of_views():
     views = [X.copy(), Y.copy(), Z.copy()]
     model = es.MultiviewCCA(n_components=2)
     before = model.get_params()

@@ -12,7 +12,7 @@ from data import X, block_graph
 
 
 def wrong(found, truth):
-    """Members in another cluster than most of their own, clusters named by their majority."""
+    """The number of nodes outside the majority class of their cluster."""
     return sum((truth[found == c] != np.bincount(truth[found == c]).argmax()).sum() for c in np.unique(found))
 
 
@@ -32,7 +32,7 @@ def test_spectral_clustering_finds_planted_blocks():
 
 
 @pytest.mark.slow
-def test_a_streaming_solver_finds_planted_blocks_in_a_stream_of_edges():
+def test_a_streaming_solver_finds_planted_blocks():
     graph, truth = block_graph([30, 30], 0.5, 0.02)
     i, j = np.nonzero(np.triu(graph))
     stream = es.streams.edges(np.c_[i, j], batch_size=100)

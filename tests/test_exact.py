@@ -34,7 +34,7 @@ def test_a_singular_b_is_solved_on_its_range(dtype):
 
 @pytest.mark.parametrize("name", ["cca", "lda", "ica"])
 def test_small_variances_of_float32_rows_count(name):
-    """Their sums are in float64: in float32 they would drown below √d ε, a variance of 10⁻⁶."""
+    """In float32 sums, variances below √d ε ≈ 10⁻⁶ would be lost."""
     rng = np.random.default_rng(0)
     turn = np.linalg.qr(rng.normal(size=(30, 30)))[0]
     X = (rng.laplace(size=(4000, 30)) / 10.0 ** np.arange(0, 4.5, 0.15) @ turn).astype(np.float32)
@@ -51,7 +51,7 @@ def test_small_variances_of_float32_rows_count(name):
 
 
 def test_rounding_errors_of_dependent_columns_do_not_count():
-    """Ten deviations from zero, rounding is ten times as large beside them."""
+    """At a mean of ten standard deviations, rounding errors are ten times larger relative to them."""
     rng = np.random.default_rng(0)
     base = 10 + rng.normal(size=(3000, 4)).astype(np.float32)
     X = np.c_[base, base @ rng.uniform(size=(4, 3)).astype(np.float32)]

@@ -198,7 +198,7 @@ def test_a_missing_reader_names_the_extra(tmp_path, monkeypatch):
         open_source(path)
 
 
-def test_rows_with_gaps_in_files_are_not_lost(tmp_path):
+def test_files_with_missing_values_are_refused(tmp_path):
     for text in ("1,,3\n4,5,6\n", "NA,2,3\n1,2,3\n", "a,b,c\nNA,NA,NA\n1,2,3\n"):
         (tmp_path / "x.csv").write_text(text)
         with pytest.raises(ValueError, match="neither a header nor a row of numbers"):

@@ -11,11 +11,6 @@ from data import POWER, batched, block_edges, captured
 from eigenstream.core import players
 
 
-@pytest.fixture(scope="module")
-def game_on_power():
-    return es.solve(es.problems.cca(), batched(POWER), k=4, solver="game")
-
-
 @pytest.mark.slow
 def test_one_pass_captures_the_correlations(game_on_power):
     assert captured(POWER, game_on_power.V, 4) > 0.985
@@ -96,7 +91,7 @@ def test_blocks_of_a_graph_are_found_in_its_edges():
 
 @pytest.mark.slow
 def test_small_eigenvalues_of_a_graph_are_found_without_keeping_its_edges():
-    """Of a Laplacian's negative: noise in the denominator must not raise what is negative."""
+    """Eigenvalues of -A are negative; noise in B must not raise them."""
     stream, degrees = block_edges(1000, 4, 0.1, 0.01)
     problem = es.problems.laplacian(n_nodes=1000)
     game = es.solve(problem, stream, 4, es.solvers.Game(opening=0), which="smallest", max_epochs=3)

@@ -49,7 +49,7 @@ def test_batches_of_unequal_sizes_are_checkpointed(tmp_path):
     assert max(steps) > result.n_iter - 5
 
 
-def test_results_do_not_change_while_the_run_goes_on():
+def test_a_result_is_not_overwritten_by_later_batches():
     run = Run(es.problems.cca(), 2, "game")
     run.take(tuple(v[:300] for v in POWER))
     first = run.result()

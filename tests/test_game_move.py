@@ -25,7 +25,7 @@ def inputs_behind(jaxpr):
 
 @pytest.mark.parametrize("d", [1200, 60, 12])
 def test_every_new_array_depends_on_the_one_it_replaces(d):
-    """Arrays are donated: a zero in the place of several is one to XLA, which has mixed them up on a GPU."""
+    """Arrays are donated: XLA merges equal constants that replace several of them, and has mixed them up on a GPU."""
     problem, solver = es.problems.cca(), es.solvers.Game(extra=2)
     views = tuple(np.ones((8, d), np.float32) for _ in range(2))
     state = solver.init(problem, views, 2, jax.random.key(0))

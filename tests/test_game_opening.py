@@ -44,7 +44,7 @@ def test_passes_over_rows_that_are_kept_add_nothing():
 
 @pytest.mark.slow
 def test_the_first_rows_give_a_better_start_than_none():
-    """Short of the rows that fit, and past them: what moves on kept rows are for."""
+    """4,000 rows are more than are kept and few for the problem."""
     views = [v[:4000] for v in POWER]
     with_them = es.solve(es.problems.cca(), batched(views), k=4, solver="game")
     without = es.solve(es.problems.cca(), batched(views), k=4, solver=es.solvers.Game(opening=0))
@@ -81,7 +81,7 @@ def watched(batches, solver, see):
 
 @pytest.mark.slow
 def test_the_opening_stops_when_validation_rows_show_overfitting():
-    """Three of four players have nothing to find in few rows of 350 dimensions."""
+    """One planted correlation for four players: the others fit noise."""
     views = planted(3000, (200, 150), power_law, [0.95])
     moves = []
     watched(
@@ -92,7 +92,7 @@ def test_the_opening_stops_when_validation_rows_show_overfitting():
 
 @pytest.mark.slow
 def test_validation_rows_are_not_learned_twice():
-    """A sketch that learned no rows would halve what it has measured."""
+    """A sketch updated without queued rows would halve its spectrum."""
     waiting = []
 
     def see(method, state, *more):

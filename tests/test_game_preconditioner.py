@@ -24,7 +24,7 @@ def test_a_sketch_of_all_directions_is_the_second_moment():
 
 
 def test_a_full_sketch_learns_every_queued_row():
-    """In one update after many batches, more rows than its buffer holds."""
+    """One update after ten batches, which are more rows than its buffer holds."""
     rng = np.random.default_rng(0)
     X = (rng.normal(size=(1500, 1000)) / np.arange(1, 1001)).astype("f4")
     sketch = Sketch.empty(jax.ShapeDtypeStruct((1000,), jnp.float32), 1000, 0.0)
@@ -84,5 +84,5 @@ def test_sketches_go_on_learning_with_a_half_life():
         stream = batched([v[:rows] for v in POWER])
         return float(es.solve(es.problems.cca(), stream, k=2, solver="game", half_life=500).state.metric[0].updates)
 
-    # As rows double, a memory of all of them would make two or three.
+    # Without a half-life, twice the rows give two or three more updates.
     assert updates(6000) > updates(3000) + 4

@@ -9,11 +9,6 @@ from data import POWER, batched, planted, power_law
 from eigenstream.solvers.game import verdict
 
 
-@pytest.fixture(scope="module")
-def game_on_power():
-    return es.solve(es.problems.cca(), batched(POWER), k=4, solver="game")
-
-
 @pytest.mark.slow
 def test_it_says_whether_it_has_converged(game_on_power):
     wide = planted(4000, (400, 300), power_law, np.linspace(0.95, 0.5, 8))
@@ -71,7 +66,7 @@ def test_standard_errors_of_heldout_eigenvalues_are_those_of_repeated_streams():
 
 
 @pytest.mark.slow
-def test_rows_that_come_again_are_not_held_out():
+def test_rows_of_a_second_epoch_are_not_held_out():
     twice, thrice = (es.solve(es.problems.cca(), batched(POWER), 2, "game", max_epochs=e) for e in (2, 3))
     assert int(thrice.state.moves) > int(twice.state.moves)
     np.testing.assert_array_equal(thrice.state.heldout.a, twice.state.heldout.a)
@@ -86,7 +81,7 @@ def test_eigenvalues_that_cannot_be_told_apart_are_named():
 def test_groups_are_numbered_as_the_eigenvalues_are_given():
     X = np.random.default_rng(0).normal(size=(400, 60)) / np.arange(1, 61)
     state = es.solve(es.problems.pca(), [X], 3, "game").state
-    # The first two players are one eigenvalue, and the third has overtaken them.
+    # The first two players share an eigenvalue, and the third has a larger one.
     lam = np.asarray(state.lam).copy()
     lam[:3] = 1.0, 1.0, 2.0
     assert "eigenvalues 2 to 3 differ" in verdict.verdict(state._replace(lam=lam), 400).words

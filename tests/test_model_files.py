@@ -1,4 +1,4 @@
-"""Models as files: what is written is read back, and nothing in them runs."""
+"""Models as files: they are read back as written, and hold no code."""
 
 import json
 from pathlib import Path
@@ -31,14 +31,14 @@ MODELS = {
 
 
 def answers(model):
-    """Everything that the model says of the rows it was made from."""
+    """All outputs of the model for its training rows."""
     rows = [X, Y, X] if isinstance(model, es.MultiviewCCA) else X
     found = [getattr(model, name)(rows) for name in ("transform", "predict", "predict_proba") if hasattr(model, name)]
     return [np.asarray(part) for item in found for part in (item if isinstance(item, list) else [item])]
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_a_model_comes_back_as_it_was(case, tmp_path):
+def test_a_loaded_model_equals_the_saved_one(case, tmp_path):
     model = MODELS[case]()
     wanted = answers(model)
     model.save(tmp_path)

@@ -25,7 +25,7 @@ def batches(X, size):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_mean_of_a_million_with_unit_variance_loses_nothing(dtype):
-    """Against the covariance of the very same rounded rows in extended precision."""
+    """Against the covariance of the same rounded rows in extended precision."""
     rng = np.random.default_rng(0)
     X = (rng.normal(size=(20_000, 5)) @ rng.normal(size=(5, 5)) + 1e6 * rng.uniform(0.5, 1, 5)).astype(dtype)
     exact = np.longdouble(X) - np.longdouble(X).mean(0)

@@ -248,7 +248,7 @@ def test_the_fixed_point_is_stable_and_others_are_not(name):
 
 
 def test_the_papers_two_by_two_example():
-    """Player 2 gets 0 at the first eigenvector and λ₂, its most, at the second; the two are 71 degrees apart."""
+    """The utility of player 2 is 0 at the first eigenvector and largest, λ₂, at the second, 71 degrees away."""
     A = np.array([[0.77759061, 0.26842584], [0.26842584, 0.87788983]])
     B = np.array([[0.2325605, 0.06042127], [0.06042127, 0.03241424]])
     lam, V = oracles.leading(A, B, 2)
@@ -270,7 +270,7 @@ def test_the_papers_two_by_two_example():
     assert np.degrees(np.arccos(abs(V[:, 0] @ V[:, 1]))) == pytest.approx(71, abs=0.5)
 
 
-def test_player_one_ignores_the_rest_and_children_do_not_move_parents():
+def test_children_do_not_move_their_parents():
     A, B = random_pencil(6, 0)
     V = random_players(4, 6, 0)
     full = direction(V, V @ A, V @ B, V @ B, players.dot(V, V @ B))
@@ -282,7 +282,7 @@ def test_player_one_ignores_the_rest_and_children_do_not_move_parents():
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10**6), d=st.integers(2, 8), data=st.data())
 def test_direction_turns_with_the_coordinates_and_keeps_the_sphere(seed, d, data):
-    """Rotating the coordinates rotates it; it is tangent to nothing but scales as A B² does; signs of v flip it."""
+    """It rotates with the coordinates, scales as A·B does and changes sign with v."""
     k = data.draw(st.integers(1, d))
     with jax.enable_x64(True):
         A, B = random_pencil(d, seed, positive=False)

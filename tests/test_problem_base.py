@@ -84,7 +84,7 @@ def test_exact_statistics_give_the_same_matrices(name):
 
 @pytest.mark.parametrize("name", quick(["pca", "cca", "multiview", "pls", "lda", "ica"], "cca", "lda"))
 @pytest.mark.parametrize("center", quick([True, "running", False], True))
-def test_sparse_batches_give_what_dense_ones_do(name, center):
+def test_sparse_batches_give_the_products_of_dense_ones(name, center):
     rng = np.random.default_rng(3)
     a, b, c = (sparse_rows(40, d, seed) for seed, d in enumerate((6, 5, 4)))
     labels = rng.integers(0, 3, 40)
@@ -105,7 +105,7 @@ def test_sparse_batches_give_what_dense_ones_do(name, center):
 
 
 @pytest.mark.parametrize("name", ["cca", "ica"])
-def test_parts_for_a_and_b_share_no_row_and_every_row_serves_both(name):
+def test_a_and_b_share_no_row_and_use_every_row(name):
     """In each pair a row moves A alone or B alone; over all pairs it moves both."""
     problem = getattr(es.problems, name)(center=False)
     n = 12
@@ -200,7 +200,7 @@ def test_independent_parts_are_unbiased(name, b):
     # Under the null hypothesis the largest of a dozen normal scores passes 4.5 once in ten thousand.
     scores = np.abs(mean - wanted) / np.where(error > 0, error, 1e-12)
     assert scores.max() < 4.5
-    # The test can see: the noise of the mean is a small part of the direction.
+    # The test has power: the noise of the mean is a small part of the direction.
     assert np.linalg.norm(error) < 0.1 * np.linalg.norm(wanted)
 
 
@@ -214,8 +214,8 @@ def test_the_same_rows_for_a_and_b_are_biased(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("b", [4, 64])
-def test_a_batch_less_its_own_mean_is_unbiased_over_b_minus_one(b):
-    """Here the mean is not known: the rows are far from centred."""
+def test_a_centred_batch_is_unbiased_over_b_minus_one(b):
+    """The mean is unknown, and far from zero."""
     data = (P + 3, Q - 2)
     problem = es.problems.cca(center=True)
     V = players.normal(jax.random.key(3), 2, problem.template(data))

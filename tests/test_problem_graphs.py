@@ -50,7 +50,7 @@ def test_three_components_give_three_zeros():
 
 
 @pytest.mark.slow
-def test_the_fiedler_vector_comes_out_of_a_stream_of_edges():
+def test_the_fiedler_vector_of_a_stream_of_edges_splits_two_rings():
     """The Fiedler vector of two rings joined by one edge splits them, from minibatches of edges."""
     n = 12
     ring = np.arange(n)

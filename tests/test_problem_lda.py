@@ -16,7 +16,7 @@ from eigenstream.solvers import Paper, direction
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_lda_is_asymptotically_unbiased():
-    """With class means learned from m rows the direction's error falls as 1/√m, to nothing."""
+    """With class means of m rows, the error of the direction falls as 1/√m."""
     rng = np.random.default_rng(5)
     rows = np.random.default_rng(0).standard_t(6, size=(30, 4))
     labels = np.arange(30) % 3
@@ -37,7 +37,7 @@ def test_lda_is_asymptotically_unbiased():
 
     sizes = (300, 30_000, 3_000_000)
     errors = [np.mean([error_after(m) for _ in range(8)]) for m in sizes]
-    # Each hundredfold in rows takes the error down tenfold, within a factor of two.
+    # A hundred times the rows divide the error by ten, within a factor of two.
     assert 5 < errors[0] / errors[1] < 20
     assert 5 < errors[1] / errors[2] < 20
     assert errors[2] < 5e-3

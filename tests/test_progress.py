@@ -23,7 +23,7 @@ _, X, Y = latent_views(1010, 6, 5, np.float32)
 ADAM = Paper(learning_rate=0.01, optimizer=optax.adam)
 
 
-def test_an_interrupted_run_goes_on(tmp_path):
+def test_an_interrupted_run_resumes(tmp_path):
     options = {"k": 2, "solver": ADAM, "max_epochs": 3}
     with pytest.warns(UserWarning, match="interrupted"):
         es.solve(
@@ -38,7 +38,7 @@ def test_an_interrupted_run_goes_on(tmp_path):
     assert (resumed.n_iter, resumed.status, resumed.message) == (whole.n_iter, whole.status, whole.message)
 
 
-def test_ctrl_c_in_the_first_of_two_passes_says_that_there_is_nothing(monkeypatch):
+def test_ctrl_c_in_the_first_of_two_passes_is_an_error(monkeypatch):
     def stop(record):
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -82,7 +82,7 @@ def test_ctrl_c_while_a_batch_is_awaited():
     assert result.eigenvalues[0] > 0.5
 
 
-def test_a_second_ctrl_c_is_not_held_back():
+def test_a_second_ctrl_c_acts_at_once():
     def impatient(record):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)

@@ -25,7 +25,7 @@ def test_eigenvectors_in_another_form_are_refused():
     result = es.solve(es.problems.cca(), [views], 2)
     with pytest.raises(ValueError, match=r"result\.eigenvectors"):
         es.rayleigh_quotients(es.problems.cca(), views, result.V)
-    # A row's shape is another matter: the same numbers in the same order.
+    # Rows may have another shape with the same numbers in the same order.
     images = tuple(x.reshape(200, 5, 1) for x in views)
     found = es.rayleigh_quotients(es.problems.cca(), images, result.eigenvectors)
     np.testing.assert_allclose(found, result.eigenvalues, atol=1e-5)

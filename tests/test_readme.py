@@ -14,8 +14,8 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.slow
-def test_the_code_in_the_readme_runs_and_prints_what_it_says(capsys, tmp_path, monkeypatch):
-    """Every print in the README has a comment with its output; one or two say more of it after a colon."""
+def test_the_code_in_the_readme_prints_what_its_comments_say(capsys, tmp_path, monkeypatch):
+    """Every print in the README has its output in a comment, up to a colon."""
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len(blocks) == 6

@@ -52,7 +52,7 @@ def test_the_pull_of_a_block_reaches_its_span():
 
 
 @pytest.mark.slow
-def test_rsg_plus_finds_canonical_directions_that_are_principal_and_is_biased_elsewhere():
+def test_rsg_plus_is_biased_unless_canonical_directions_are_principal():
     for agree in (True, False):
         X, Y = two_views(agree=agree)
         batches = [(X[i : i + 100], Y[i : i + 100]) for i in range(0, len(X), 100)]

@@ -102,7 +102,7 @@ def test_float32_stays_float32():
 
 
 def test_shards_average_directions_and_use_every_row():
-    """M machines on equal rows is M = 1 on one machine's rows; uneven ones still sum to the batch."""
+    """Three shards of the same rows give the step of one; shards of 11 rows hold 3, 4 and 4."""
     rng = np.random.default_rng(0)
     X, Y = rng.normal(size=(12, 5)), rng.normal(size=(12, 4))
     problem = es.problems.cca(center=False)
@@ -120,7 +120,7 @@ def test_shards_do_not_change_given_matrices():
     np.testing.assert_allclose(result.eigenvalues, 3, atol=1e-3)
 
 
-def test_a_step_that_goes_non_finite_keeps_the_last_finite_state():
+def test_a_step_that_is_not_finite_keeps_the_last_finite_state():
     """A device array is not checked on the host, so its NaN reaches the step."""
     good = jnp.asarray(scaled(100, 4), jnp.float32)
     bad = good.at[3, 2].set(jnp.nan)
@@ -134,7 +134,7 @@ def test_a_step_that_goes_non_finite_keeps_the_last_finite_state():
 
 
 @pytest.mark.parametrize("solver", [es.solvers.Paper, es.solvers.EckartYoung])
-def test_an_optimizer_that_makes_a_finite_direction_infinite_keeps_the_last_finite_state(solver):
+def test_an_optimizer_that_overflows_keeps_the_last_finite_state(solver):
     X = np.random.default_rng(0).normal(size=(20, 5, 4)).astype("f4")
     result = es.solve(es.problems.pca(), list(X), 2, solver(learning_rate=lambda step: 0.03 / step))
     assert "not finite" in result.message
