@@ -50,7 +50,7 @@ def test_batches_of_unequal_sizes_are_checkpointed(tmp_path):
 
 
 def test_a_result_is_not_overwritten_by_later_batches():
-    run = Run(es.problems.cca(), 2, "game")
+    run = Run(es.problems.cca(), 4, "game")
     run.take(tuple(v[:300] for v in POWER))
     first = run.result()
     run.take(tuple(v[300:600] for v in POWER))
@@ -70,7 +70,7 @@ def test_results_read_on_the_way_change_nothing():
 
 @pytest.mark.slow
 def test_rows_are_new_again_after_a_fit_of_several_passes():
-    model = es.CCA(2, solver="game", max_epochs=2).fit(*POWER)
+    model = es.CCA(4, solver="game", max_epochs=2).fit(*POWER)
     before = float(model._run.engine.state.heldout.batches)
     model.partial_fit(*(v[:3000] for v in POWER))
     assert float(model._run.engine.state.heldout.batches) > before

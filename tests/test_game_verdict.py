@@ -11,7 +11,7 @@ from eigenstream.solvers.game import verdict
 
 @pytest.mark.slow
 def test_it_says_whether_it_has_converged(game_on_power):
-    wide = planted(4000, (400, 300), power_law, np.linspace(0.95, 0.5, 8))
+    wide = planted(2000, (200, 150), power_law, np.linspace(0.95, 0.5, 8))
     few = es.solve(es.problems.cca(), batched(wide), k=4, solver="game")
     assert game_on_power.converged
     assert not few.converged
@@ -20,7 +20,7 @@ def test_it_says_whether_it_has_converged(game_on_power):
 
 @pytest.mark.slow
 def test_eigenvalues_are_near_those_of_new_rows_whatever_the_rank():
-    rng, n, d, shared, k = np.random.default_rng(0), 2500, 600, 300, 30
+    rng, n, d, shared, k = np.random.default_rng(0), 5000, 600, 300, 30
     strength = np.linspace(1, 0.15, shared)
     Z = rng.normal(size=(n, shared)) * strength
 
@@ -30,11 +30,11 @@ def test_eigenvalues_are_near_those_of_new_rows_whatever_the_rank():
         return (X @ np.linalg.qr(rng.normal(size=(d, d)))[0]).astype(np.float32)
 
     X, Y = view(), view()
-    batches = [(X[i : i + 250], Y[i : i + 250]) for i in range(0, 2000, 250)]
+    batches = [(X[i : i + 500], Y[i : i + 500]) for i in range(0, 4000, 500)]
     reported = []
     for rank in (12, 192):
         result = es.solve(es.problems.cca(ridge=1e-2), batches, k, es.solvers.Game(rank=rank), max_epochs=2)
-        x, y = X[2000:] @ result.V[:d], Y[2000:] @ result.V[d:]
+        x, y = X[4000:] @ result.V[:d], Y[4000:] @ result.V[d:]
         shown = [np.corrcoef(a, b)[0, 1] for a, b in zip(x.T, y.T, strict=True)]
         reported.append(result.eigenvalues.mean())
         assert abs(reported[-1] - np.mean(shown)) < 0.06
@@ -67,7 +67,7 @@ def test_standard_errors_of_heldout_eigenvalues_are_those_of_repeated_streams():
 
 @pytest.mark.slow
 def test_rows_of_a_second_epoch_are_not_held_out():
-    twice, thrice = (es.solve(es.problems.cca(), batched(POWER), 2, "game", max_epochs=e) for e in (2, 3))
+    twice, thrice = (es.solve(es.problems.cca(), batched(POWER), 4, "game", max_epochs=e) for e in (2, 3))
     assert int(thrice.state.moves) > int(twice.state.moves)
     np.testing.assert_array_equal(thrice.state.heldout.a, twice.state.heldout.a)
 
