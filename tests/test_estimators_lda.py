@@ -9,7 +9,7 @@ from sklearn.model_selection import train_test_split
 
 import eigenstream as es
 import oracles
-from data import LABELS, X
+from data import CODES, LABELS, X
 
 ADAM = es.solvers.Paper(learning_rate=0.02, optimizer=optax.adam)
 
@@ -81,25 +81,25 @@ def test_mistakes_are_named(case):
 def test_classes_are_counted_once_however_small_the_batches():
     model = es.LDA(n_components=1, solver=ADAM)
     for i in range(101):
-        model.partial_fit(X[i : i + 1], LABELS[i : i + 1], classes=[0, 1, 2])
-    np.testing.assert_allclose(101 * model.priors_, np.bincount(LABELS[:101]))
-    np.testing.assert_allclose(model.means_, [X[:101][LABELS[:101] == c].mean(0) for c in range(3)], atol=1e-6)
-    short = es.LDA(n_components=1, solver=ADAM, batch_size=100).fit(X[:101], LABELS[:101])
-    np.testing.assert_allclose(101 * short.priors_, np.bincount(LABELS[:101]))
+        model.partial_fit(X[i : i + 1], CODES[i : i + 1], classes=[0, 1, 2])
+    np.testing.assert_allclose(101 * model.priors_, np.bincount(CODES[:101]))
+    np.testing.assert_allclose(model.means_, [X[:101][CODES[:101] == c].mean(0) for c in range(3)], atol=1e-6)
+    short = es.LDA(n_components=1, solver=ADAM, batch_size=100).fit(X[:101], CODES[:101])
+    np.testing.assert_allclose(101 * short.priors_, np.bincount(CODES[:101]))
 
 
 def test_exact_by_name_and_as_an_object_classify_alike():
-    by_name, as_object = (es.LDA(n_components=1, solver=s).fit(X, LABELS) for s in ("exact", es.solvers.Exact()))
+    by_name, as_object = (es.LDA(n_components=1, solver=s).fit(X, CODES) for s in ("exact", es.solvers.Exact()))
     np.testing.assert_array_equal(by_name.predict(X), as_object.predict(X))
     assert by_name.residuals_.shape == by_name.eigenvalues_.shape == (1,)
     with pytest.raises(ValueError, match="n_components=5: there are 2 discriminants"):
-        es.LDA(n_components=5).fit_stream([(X, LABELS)])
+        es.LDA(n_components=5).fit_stream([(X, CODES)])
 
 
 def test_a_class_without_rows_has_probability_0():
     for model in (
-        es.LDA().partial_fit(X, (LABELS > 0) + 1, classes=[0, 1, 2]),
-        es.LDA(priors=[0.0, 1.0]).fit(X, LABELS > 0),
+        es.LDA().partial_fit(X, (CODES > 0) + 1, classes=[0, 1, 2]),
+        es.LDA(priors=[0.0, 1.0]).fit(X, CODES > 0),
     ):
         chances = model.predict_proba(X)
         np.testing.assert_allclose(chances.sum(1), 1)

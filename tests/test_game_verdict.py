@@ -11,7 +11,7 @@ from eigenstream.solvers.game import verdict
 
 @pytest.mark.slow
 def test_it_says_whether_it_has_converged(game_on_power):
-    wide = planted(2000, (200, 150), power_law, np.linspace(0.95, 0.5, 8))
+    wide = planted(4000, (400, 300), power_law, np.linspace(0.95, 0.5, 8))
     few = es.solve(es.problems.cca(), batched(wide), k=4, solver="game")
     assert game_on_power.converged
     assert not few.converged

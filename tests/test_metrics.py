@@ -34,6 +34,7 @@ def test_subspace_error_is_its_definition_through_the_root_of_b(seed, d, data):
 def test_subspace_error_counts_lost_directions_and_resolves_tiny_errors():
     eye = np.eye(5)
     assert es.metrics.subspace_error(eye[:, [0, 0]], eye[:, :2]) == 0.5
+    assert es.metrics.subspace_error(eye[:, :2] * [1, 0], eye[:, :2]) == 0.5
     tilted = eye[:, :2].copy()
     tilted[4, 0] = 1e-9
     np.testing.assert_allclose(es.metrics.subspace_error(tilted, eye[:, :2]), 0.5e-18, rtol=1e-6)

@@ -86,7 +86,10 @@ def test_an_unfitted_model_is_not_saved(tmp_path):
 def test_a_loaded_model_does_not_learn_on(case, tmp_path):
     model = MODELS[case]()
     model.save(tmp_path)
-    more = {es.CCA: (X, Y), es.PLS: (X, Y), es.LDA: (X, NAMES), es.MultiviewCCA: ([X, Y, X],)}.get(type(model), (X,))
+    second = Y[:, 0] if case == "CCA of a target" else Y
+    more = {es.CCA: (X, second), es.PLS: (X, Y), es.LDA: (X, NAMES, ["down", "up"]), es.MultiviewCCA: ([X, Y, X],)}.get(
+        type(model), (X,)
+    )
     with pytest.raises(ValueError, match="was loaded, without the sums"):
         es.load(tmp_path).partial_fit(*more)
 
