@@ -17,7 +17,7 @@ from eigenstream.run.stepping_engine import SteppingEngine, _step
 
 MESHES = ["data=8,feature=1", "data=1,feature=8", "data=4,feature=2", "data=2,feature=4"]
 #: Rows, features and players, all prime.
-B, D, E, K, STEPS = 53, 37, 41, 5, 200
+B, D, E, K, STEPS = 53, 37, 41, 5, 60
 
 
 def problems(dtype):
@@ -64,7 +64,7 @@ def resumed():
     """A run that was stopped on one mesh and resumed on another, against one device."""
 
     def stop(record):
-        if record["step"] >= 60:
+        if record["step"] >= 50:
             raise InterruptedError
 
     problem, batches, k = problems(np.float64)["cca"]
