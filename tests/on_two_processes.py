@@ -1,4 +1,4 @@
-"""Run by test_distributed.py, once for every process: what several of them make of the same files."""
+"""Run by test_distributed.py, in each of two processes and in one alone: solve the same files."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ import eigenstream as es
 from eigenstream.streams.batching import Batches
 
 PAPER = {"optimizer": optax.adam, "learning_rate": 1e-2}
-#: Solvers, and how far apart one process and several may end.
+#: Problem, number of views, solver and mesh.
 CASES = {
     "cca paper": (es.problems.cca(), 2, es.solvers.Paper(**PAPER), "auto"),
     "cca paper data=4": (es.problems.cca(), 2, es.solvers.Paper(**PAPER, independent=False), "data=4"),
@@ -32,7 +32,7 @@ def run(folder: Path, name: str, mesh: str | None) -> np.ndarray:
 
 
 class Counted:
-    """A source that says which of its rows were read."""
+    """A source that records which of its rows were read."""
 
     def __init__(self, array: np.ndarray):
         self.array, self.read = array, set()
@@ -43,46 +43,53 @@ class Counted:
         return self.array[index]
 
 
+def solve_all(folder: Path, several: bool) -> None:
+    mesh = "auto" if several else None
+    out = {name: run(folder, name, case[3] if several else None).tolist() for name, case in CASES.items()}
+    source = Counted(np.load(folder / "x.npy"))
+    es.solve(es.problems.pca(), Batches((source,), 53, False), 2, es.solvers.Paper(**PAPER), mesh=mesh)
+    out["read"] = len(source.read)
+    model = es.PCA(2, solver=es.solvers.Paper(**PAPER), mesh=mesh)
+    model.fit_stream(es.streams.batches(folder / "x.npy", batch_size=53))
+    out["means"], out["variances"] = model.mean_.tolist(), model.explained_variance_.tolist()
+    name = f"process{jax.process_index()}.json" if several else "alone.json"
+    (folder / name).write_text(json.dumps(out))
+
+
+def game(folder: Path, several: bool) -> None:
+    # Batches so large that one process would not join them.
+    views = [np.load(folder / f"{name}.npy")[:900] for name in "xy"]
+    batches, solver = es.streams.batches(*views, batch_size=300), es.solvers.Game(extra=2, rank=12, opening=0.5)
+    result = es.solve(es.problems.cca(), batches, 2, solver, mesh="auto" if several else None, max_epochs=3)
+    np.save(folder / f"game{jax.process_index() if several else 'alone'}.npy", result.V)
+
+
+def killed(folder: Path, several: bool) -> None:
+    """Several processes stop after a checkpoint, from which one process goes on."""
+    problem, _, solver, mesh = CASES["cca paper"]
+    batches = es.streams.batches(folder / "x.npy", folder / "y.npy", batch_size=53)
+    options = {"folder": folder / "run", "checkpoint_every": 0}
+    if several:
+
+        def fail(record: dict) -> None:
+            if record["step"] >= 50:
+                raise RuntimeError("as if it had been killed")
+
+        with contextlib.suppress(RuntimeError):
+            es.solve(problem, batches, 2, solver, mesh=mesh, max_epochs=4, callbacks=[fail], **options)
+    else:
+        resumed = es.solve(problem, batches, 2, solver, max_epochs=4, resume=True, **options)
+        alone = es.solve(problem, batches, 2, solver, max_epochs=4)
+        np.save(folder / "resumed.npy", [resumed.V, alone.V])
+
+
 def main() -> None:
-    folder, what = Path(sys.argv[1]), sys.argv[2]
     jax.config.update("jax_enable_x64", True)
     several = "JAX_PROCESS_ID" in os.environ
     if several:
         es.distributed.initialize()
-    if what == "solve":
-        out = {name: run(folder, name, case[3] if several else None).tolist() for name, case in CASES.items()}
-        source = Counted(np.load(folder / "x.npy"))
-        batches = Batches((source,), 53, False)
-        es.solve(es.problems.pca(), batches, 2, es.solvers.Paper(**PAPER), mesh="auto" if several else None)
-        out["read"] = len(source.read)
-        model = es.PCA(2, solver=es.solvers.Paper(**PAPER), mesh="auto" if several else None)
-        model.fit_stream(es.streams.batches(folder / "x.npy", batch_size=53))
-        out["means"], out["variances"] = model.mean_.tolist(), model.explained_variance_.tolist()
-        name = f"process{jax.process_index()}.json" if several else "alone.json"
-        (folder / name).write_text(json.dumps(out))
-    elif what == "game":
-        # Batches that one process would not join.
-        views = [np.load(folder / f"{name}.npy")[:900] for name in "xy"]
-        batches, game = es.streams.batches(*views, batch_size=300), es.solvers.Game(extra=2, rank=12, opening=0.5)
-        result = es.solve(es.problems.cca(), batches, 2, game, mesh="auto" if several else None, max_epochs=3)
-        np.save(folder / f"game{jax.process_index() if several else 'alone'}.npy", result.V)
-    else:
-        # Stopped after a checkpoint, from which one process is to go on.
-        problem, _, solver, mesh = CASES[what]
-        batches = es.streams.batches(folder / "x.npy", folder / "y.npy", batch_size=53)
-        options = {"folder": folder / "run", "checkpoint_every": 0}
-        if several:
-
-            def fail(record: dict) -> None:
-                if record["step"] >= 50:
-                    raise RuntimeError("as if it had been killed")
-
-            with contextlib.suppress(RuntimeError):
-                es.solve(problem, batches, 2, solver, mesh=mesh, max_epochs=4, callbacks=[fail], **options)
-        else:
-            resumed = es.solve(problem, batches, 2, solver, max_epochs=4, resume=True, **options)
-            alone = es.solve(problem, batches, 2, solver, max_epochs=4)
-            np.save(folder / "resumed.npy", [resumed.V, alone.V])
+    for task in (solve_all, game, killed):
+        task(Path(sys.argv[1]), several)
 
 
 if __name__ == "__main__":

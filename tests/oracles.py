@@ -1,9 +1,15 @@
-"""Dense A and B of every problem from their definitions, in plain NumPy, and matrices of prescribed spectra."""
+"""Answers to compare with, in plain NumPy.
 
+Dense A and B of every problem from their definitions, matrices of prescribed spectra, and the paper's algorithms as
+printed.
+"""
+
+import jax
 import numpy as np
 import scipy.linalg
 
 import eigenstream as es
+from eigenstream.core import host_batches, players
 
 
 def covariance(X, center=True):
@@ -107,3 +113,71 @@ def leading(A, B, k, which="largest"):
 
 def same_space(V, V_true, B=None):
     return es.metrics.subspace_error(V, V_true, B)
+
+
+def assert_same_up_to_sign(found, wanted, atol):
+    signs = np.sign((found * wanted).sum(0))
+    np.testing.assert_allclose(found * signs, wanted, atol=atol)
+
+
+def drawn(problem, batch, k=3, seed=1):
+    """Random players for rows like these."""
+    return players.normal(jax.random.key(seed), k, problem.template(problem.accept(batch)))
+
+
+def batch_products(problem, batch, V):
+    """A V and B V of one batch, as a solver computes them."""
+    batch = host_batches.to_device(problem.accept(batch))
+    memory = problem.observe(problem.start(batch), batch)
+    [(products, _)] = problem.estimate(memory, batch, V, independent=False)
+    return products
+
+
+def assert_products(found, V, A, B, tol=1e-10):
+    V = players.to_matrix(V)
+    scale = max(np.abs(A).max(), np.abs(B).max())
+    np.testing.assert_allclose(players.to_matrix(found.AV), A @ V, atol=tol * scale)
+    np.testing.assert_allclose(players.to_matrix(found.BV), B @ V, atol=tol * scale)
+
+
+def algorithm_2(V, Bv, pairs, eta, gamma, rho):
+    """One step of Algorithm 2 as printed, player by player and machine by machine."""
+    k, new_V, new_Bv = len(V), np.zeros_like(V), np.zeros_like(V)
+    for i in range(k):
+        nabla, nabla_Bv = 0, 0
+        for A, B in pairs:
+            v = V[i]
+            rewards = (v @ B @ v) * (A @ v) - (v @ A @ v) * (B @ v)
+            penalties = np.zeros_like(v)
+            for j in range(i):
+                root = np.sqrt(max(V[j] @ Bv[j], rho))
+                y, By = V[j] / root, Bv[j] / root
+                penalties += (v @ A @ y) * ((v @ B @ v) * By - (v @ By) * (B @ v))
+            nabla = nabla + (rewards - penalties) / len(pairs)
+            nabla_Bv = nabla_Bv + (B @ v - Bv[i]) / len(pairs)
+        moved = V[i] + eta * nabla
+        new_V[i] = moved / np.linalg.norm(moved)
+        new_Bv[i] = Bv[i] + gamma * nabla_Bv
+    return new_V, new_Bv
+
+
+def algorithm_3(V, Bv, z, pairs, eta, gamma, rho, nu):
+    """One step of Algorithm 3 as printed."""
+    sigma = 1 / (1 + np.exp(-z))
+    norms = np.exp(np.log(rho) + (np.log(nu) - np.log(rho)) * sigma)
+    scaled = Bv.copy()
+    new_V, new_Bv, new_z = np.zeros_like(V), np.zeros_like(V), z.copy()
+    for i in range(len(V)):
+        nabla, nabla_Bv, v = 0, 0, V[i]
+        for A, B in pairs:
+            penalties = np.zeros_like(v)
+            for j in range(i):
+                y, By = V[j] / np.sqrt(norms[j]), scaled[j] / np.sqrt(norms[j])
+                penalties += (v @ A @ y) * ((v @ B @ v) * By - (v @ By) * (B @ v))
+            nabla = nabla + ((v @ B @ v) * (A @ v) - (v @ A @ v) * (B @ v) - penalties) / len(pairs)
+            nabla_Bv = nabla_Bv + (B @ v - Bv[i]) / len(pairs)
+        slope = norms[i] * (np.log(nu) - np.log(rho)) * sigma[i] * (1 - sigma[i])
+        new_z[i] = z[i] + gamma * (v @ Bv[i] - norms[i]) * slope
+        moved = v + eta * nabla
+        new_V[i], new_Bv[i] = moved / np.linalg.norm(moved), Bv[i] + gamma * nabla_Bv
+    return new_V, new_Bv, new_z

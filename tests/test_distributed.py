@@ -49,7 +49,7 @@ def start(*command, port):
 
 
 def finished(*processes):
-    outputs = [p.communicate(timeout=200) for p in processes]
+    outputs = [p.communicate(timeout=400) for p in processes]
     for p, (_, errors) in zip(processes, outputs, strict=True):
         assert p.returncode == 0, errors[-3000:]
     return outputs
@@ -68,7 +68,18 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_rows_that_several_processes_have_come_in_once():
+@pytest.fixture(scope="module")
+def solved(folder):
+    """The folder after two processes and one alone have solved its files."""
+    finished(*start(sys.executable, str(WORKER), str(folder), port=free_port()))
+    # The process alone resumes this run and deletes its old checkpoints.
+    assert any((folder / "run" / "checkpoints").glob("40/state/ocdbt.process_1")), "written by both"
+    done = subprocess.run([sys.executable, str(WORKER), str(folder)], env=environment(devices=1))
+    assert done.returncode == 0
+    return folder
+
+
+def test_rows_that_several_processes_hold_are_joined_once():
     values = np.arange(10.0).reshape(2, 5)
     first, second = (np.where((np.arange(5) < 2) == head, values, 0) for head in (True, False))
     all_of_them = [(first, (0, 2)), (first, (0, 2)), (second, (2, 5)), (second, (2, 5))]
@@ -97,56 +108,46 @@ def test_processes_agree_on_who_reads_what(owners, shares, speakers):
             speaking += [process] * place.speaks_for_its_rows
     assert found == shares
     assert speaking == speakers
-    # Too few for every place: all read them.
+    # One row cannot be shared: all processes read it.
     assert place.share(1) == (0, 1)
 
 
 @slow
-def test_two_processes_give_what_one_gives_and_read_their_own_rows(folder):
-    finished(*start(sys.executable, str(WORKER), str(folder), "solve", port=free_port()))
-    done = subprocess.run([sys.executable, str(WORKER), str(folder), "solve"], env=environment(devices=1))
-    assert done.returncode == 0
-    alone, first, second = (json.loads((folder / f"{n}.json").read_text()) for n in ("alone", "process0", "process1"))
+def test_two_processes_give_what_one_gives_and_read_their_own_rows(solved):
+    alone, first, second = (json.loads((solved / f"{n}.json").read_text()) for n in ("alone", "process0", "process1"))
     for name in alone:
         if name == "read":
             continue
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
         np.testing.assert_allclose(first[name], alone[name], rtol=1e-8, atol=1e-9, err_msg=name)
-    # All of the first batch, which gives the shapes, and half of the others.
+    # All of the first batch, for the shapes, and half of the others.
     assert alone["read"] == 1013
     assert max(first["read"], second["read"]) <= 53 + 27 * 19
     assert first["read"] + second["read"] >= 1013
 
 
 @slow
-def test_two_processes_play_one_accelerated_game(folder):
-    finished(*start(sys.executable, str(WORKER), str(folder), "game", port=free_port()))
-    done = subprocess.run([sys.executable, str(WORKER), str(folder), "game"], env=environment(devices=1))
-    assert done.returncode == 0
-    first, second, alone = (np.load(folder / f"game{n}.npy") for n in ("0", "1", "alone"))
+def test_two_processes_play_one_accelerated_game(solved):
+    first, second, alone = (np.load(solved / f"game{n}.npy") for n in ("0", "1", "alone"))
     np.testing.assert_array_equal(first, second)
     np.testing.assert_allclose(first, alone, rtol=1e-6, atol=1e-7)
 
 
 @slow
-def test_one_process_goes_on_where_two_stopped(folder):
-    finished(*start(sys.executable, str(WORKER), str(folder), "cca paper", port=free_port()))
-    assert any((folder / "run" / "checkpoints").glob("40/state/ocdbt.process_1")), "written by both"
-    done = subprocess.run([sys.executable, str(WORKER), str(folder), "cca paper"], env=environment(devices=1))
-    assert done.returncode == 0
-    resumed, alone = np.load(folder / "resumed.npy")
+def test_one_process_resumes_a_run_of_two(solved):
+    resumed, alone = np.load(solved / "resumed.npy")
     np.testing.assert_allclose(resumed, alone, rtol=1e-7, atol=1e-8)
 
 
 @slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_lost_process_ends_the_job_with_its_name_and_the_job_goes_on(folder, tmp_path, victim):
+def test_a_lost_process_is_named_and_the_job_resumes(tmp_path, victim):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(20_000, 40)).astype("f4")
     for name, view in (("x", x), ("y", x @ rng.normal(size=(40, 30)).astype("f4"))):
         np.save(tmp_path / f"{name}.npy", view)
     command = [*COMMAND, "fit", "cca", str(tmp_path / "x.npy"), str(tmp_path / "y.npy"), "-k", "2", "--quiet"]
-    command += ["--solver", "paper", "--epochs", "40", "--batch-size", "50", "--checkpoint-every", "0.5"]
+    command += ["--solver", "paper", "--epochs", "20", "--batch-size", "50", "--checkpoint-every", "0.5"]
     command += ["--out", str(tmp_path / "run")]
     job = start(*command, "--distributed", port=free_port())
     deadline = time.monotonic() + 120
@@ -162,14 +163,14 @@ def test_a_lost_process_ends_the_job_with_its_name_and_the_job_goes_on(folder, t
     assert survivor.returncode != 0
     assert f"process {victim} of 2 is lost" in errors, errors[-2000:]
     finished = subprocess.run(
-        [*command, "--resume", "--json", "--epochs", "40"], env=environment(devices=1), text=True, capture_output=True
+        [*command, "--resume", "--json", "--epochs", "20"], env=environment(devices=1), text=True, capture_output=True
     )
     assert finished.returncode == 0, finished.stderr
-    assert json.loads(finished.stdout)["rows"] == 40 * 20_000
+    assert json.loads(finished.stdout)["rows"] == 20 * 20_000
 
 
 @slow
-def test_the_page_works_as_it_stands(tmp_path):
+def test_the_commands_of_the_page_run(tmp_path):
     page = (Path(__file__).parent.parent / "docs" / "many_hosts.md").read_text()
     make, first, second, resume = re.findall(r"```sh\n(.*?)```", page, re.S)
     (tmp_path / "bin").mkdir()

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg as sla
 from jax.experimental import sparse as jsparse
 
 import eigenstream as es
 import oracles
-from conftest import quick
+from conftest import check_refused, quick
 
 D, K = 500, 8
 
@@ -156,17 +157,39 @@ def test_all_pairs_by_default_and_from_a_sparse_matrix():
         np.testing.assert_allclose(V.T @ B @ V, np.eye(12), atol=1e-9)
 
 
-def test_a_repeated_smallest_eigenvalue_of_a_laplacian():
-    """Three components give three zeros."""
-    ring = scipy.sparse.diags_array([1.0] * 39, offsets=1, shape=(40, 40))
-    W = scipy.sparse.block_diag([ring + ring.T] * 3).tocsr()
-    problem = es.problems.laplacian(W)
-    w = es.solve(problem, None, 4, which="smallest").eigenvalues
-    np.testing.assert_allclose(w[:3], 0, atol=1e-10)
-    assert w[3] > 1e-3
-
-
 def test_the_seed_fixes_the_bits():
     A, B = sparse_pair(0)
     first, second = (es.eigh(A, B, k=3)[1] for _ in range(2))
     assert np.array_equal(first, second)
+
+
+MISTAKES = {
+    "not square": (lambda: es.eigh(np.ones((3, 2))), r"A has shape \(3, 2\)"),
+    "sizes differ": (lambda: es.eigh(np.eye(3), np.eye(2)), "one size"),
+    "not symmetric": (lambda: es.eigh(np.triu(np.ones((3, 3)))), "A is not symmetric"),
+    "indefinite": (lambda: es.eigh(np.eye(3), np.diag([1.0, 1, -1])), "not positive definite.*ridge"),
+    "indefinite and sparse": (
+        lambda: es.eigh(scipy.sparse.eye_array(9, format="csr"), scipy.sparse.diags_array([1.0] * 8 + [-1]), k=2),
+        "not positive definite.*ridge",
+    ),
+    "singular and sparse": (
+        lambda: es.eigh(scipy.sparse.eye_array(9, format="csr"), scipy.sparse.diags_array([1.0] * 8 + [0]), k=2),
+        "singular|not positive definite",
+    ),
+    "indefinite and dense beside sparse": (
+        lambda: es.eigh(scipy.sparse.eye_array(9, format="csr"), np.diag([1.0] * 8 + [-1]), k=2),
+        "not positive definite.*ridge",
+    ),
+    "indefinite in JAX": (lambda: es.eigh(jnp.eye(9), jnp.diag(jnp.array([1.0] * 8 + [-1])), k=2), "not positive"),
+    "NaN in a matrix": (lambda: es.eigh(np.diag([1.0, np.nan])), "A holds NaN"),
+    "complex matrix": (lambda: es.eigh(np.eye(2) * 1j), "real numbers"),
+    "function without size": (lambda: es.eigh(lambda v: v), "size is needed"),
+    "eigh k": (lambda: es.eigh(np.eye(3), k=4), "k=4.*from 1 to the dimension, 3"),
+    "eigh which": (lambda: es.eigh(np.eye(3), which="top"), "which='top'"),
+    "k a fraction in eigh": (lambda: es.eigh(np.eye(3), k=1.5), "k=1.5"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(name):
+    check_refused(*MISTAKES[name])

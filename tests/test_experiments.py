@@ -21,7 +21,7 @@ from experiments import (
 
 
 def page(path):
-    """A page's text in one line, its pictures and data there."""
+    """The text of a page in one line; its pictures and data must exist."""
     text = path.read_text()
     for name in re.findall(r"\]\((\w+\.\w+)\)", text):
         assert (path.parent / name).exists() or name.endswith(".md")
@@ -32,13 +32,13 @@ def test_three_forms_of_the_utility_are_one_curve():
     found = sinusoid.run(181)
     assert found.disagreement < 1e-4
     assert found.apart == pytest.approx(71, abs=0.5)
-    # Nothing is gained at the parent, and the second eigenvalue is the most there is.
+    # The utility is 0 at the parent and at most the second eigenvalue.
     assert found.utility.min() < 0.01 * found.eigenvalues[1]
     assert found.utility.max() == pytest.approx(found.eigenvalues[1], rel=1e-3)
 
 
 @pytest.mark.slow
-def test_stopped_early_the_game_unmixes_better_and_run_on_it_is_eigh(tmp_path):
+def test_algorithm_2_unmixes_better_early_and_ends_at_eigh(tmp_path):
     found = ica_unmixing.run(seeds=4, longer=3, overfit_steps=30_000)
     worst = {name: values.min(1) for name, values in found.correlations.items()}
     assert (worst[ica_unmixing.GAME] - worst[ica_unmixing.EXACT]).mean() > 0.01
@@ -49,14 +49,14 @@ def test_stopped_early_the_game_unmixes_better_and_run_on_it_is_eigh(tmp_path):
     ica_unmixing.report(found, tmp_path)
     text = page(tmp_path / "ica_unmixing.md")
     assert f"{worst[ica_unmixing.GAME].mean():.4f} against {worst[ica_unmixing.EXACT].mean():.4f}" in text
-    # Turned round, the claim is not shown.
+    # With the correlations swapped, the page says that the claim is not shown.
     turned = found.correlations | {ica_unmixing.GAME: found.correlations[ica_unmixing.EXACT] - 0.1}
     ica_unmixing.report(found._replace(correlations=turned), tmp_path)
     assert "**Here.** Not shown that Algorithm 2 as run" in page(tmp_path / "ica_unmixing.md")
 
 
 @pytest.mark.slow
-def test_independent_rows_settle_where_the_whole_data_does_and_shared_ones_do_not(tmp_path):
+def test_independent_rows_have_no_bias_and_shared_rows_do(tmp_path):
     b = signals.N // 50
     found = batch_size.run((signals.N, signals.N // 4, b), seeds=2, passes=2000)
     independent, same = (np.abs(found.bias((b, kind)).mean(0)).max() for kind in (True, False))
@@ -69,7 +69,7 @@ def test_independent_rows_settle_where_the_whole_data_does_and_shared_ones_do_no
 
 
 @pytest.mark.slow
-def test_players_that_learn_one_after_another_end_further_away(tmp_path):
+def test_players_trained_one_by_one_end_further_away(tmp_path):
     b = signals.N // 4
     found = sequential.run((b,), seeds=6, passes=2000)
     apart = [np.median(found.errors(curves[b])[:, 2]) for curves in (found.sequential, found.parallel)]
@@ -95,7 +95,7 @@ def test_the_accelerated_game_captures_more_than_any_chosen_step_size(tmp_path):
 
 
 @pytest.mark.slow
-def test_later_networks_are_nearer_to_the_last_and_the_game_finds_the_exact_subspace(tmp_path):
+def test_later_networks_are_nearer_to_the_last(tmp_path):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 2560)
     patterns = rng.integers(0, 256, (10, 32, 32, 3))
@@ -114,7 +114,7 @@ def test_later_networks_are_nearer_to_the_last_and_the_game_finds_the_exact_subs
     assert "**Here.** Holds that later networks correlate more" in text
     assert "Not among the runs below: d = 2,048, 116,736, 1,000,448." in text
     assert f"{found['Algorithm 2']['subspace error']:.2f}" in text
-    # Turned round, it does not hold; one state alone shows nothing, and no more do rises that the game may have missed.
+    # In reverse order the claim does not hold; one state, or a rise within the shortfall, leaves it open.
     turned = dict(zip(found["steps"], reversed(found["steps"].values()), strict=True))
     assert all(0 <= step["shortfall"] < 1 for step in found["steps"].values())
     said = {"on test images": [0.9], "shortfall": 0.02}
@@ -158,21 +158,3 @@ def test_pages_say_what_was_found_and_how(tmp_path):
     sinusoid.report(sinusoid.run(), tmp_path)
     assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
     assert common.table(["a", "b"], [["x", 0.123456]]).splitlines()[-1] == "| x | 0.1235 |"
-
-
-def test_the_stand_in_is_of_mediamill_s_kind_and_the_real_one_is_read(tmp_path, monkeypatch):
-    X, Y = es.datasets.mediamill_like(3000)
-    assert 0 <= X.min() < X.max() <= 1
-    assert set(np.unique(Y)) == {0, 1}
-    assert Y.mean(0).max() == pytest.approx(1 / 3, abs=0.01)
-    assert Y.mean(0).min() < 0.01
-    monkeypatch.setenv("EIGENSTREAM_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="mediamill_like"):
-        es.datasets.mediamill()
-    (tmp_path / "mediamill").mkdir()
-    for part in ("train", "test"):
-        (tmp_path / "mediamill" / f"{part}-exp1.svm").write_text("0,100 1:0.5 120:1\n3 2:0.25\n")
-    X, Y = es.datasets.mediamill()
-    assert X.shape == (4, 120)
-    assert Y.sum(1).tolist() == [2, 1, 2, 1]
-    assert X[0, 119] == 1

@@ -1,354 +1,167 @@
-"""The paper's utilities, gradient, directions and algorithms, each against what the paper says of it."""
-
-from functools import partial
+"""The accelerated game: accuracy on planted problems, drift and safety."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import scipy.linalg
 
 import eigenstream as es
-import oracles
+from data import POWER, batched, block_edges, captured
 from eigenstream.core import players
-from eigenstream.problems import Products
-from eigenstream.solvers import Paper, Smooth, gradient, utilities
-
-pytestmark = pytest.mark.usefixtures("x64")
 
 
-def direction(V, AV, BV, BV_aux, norms):
-    both = Products(AV, BV)
-    return es.solvers.direction(V, [(both, both)], BV_aux, norms)
+@pytest.mark.slow
+def test_one_pass_captures_the_correlations(game_on_power):
+    assert captured(POWER, game_on_power.V, 4) > 0.985
 
 
-def random_pencil(d, seed, positive=True):
-    rng = np.random.default_rng(seed)
-    lam = np.sort(rng.uniform(0.1 if positive else -1, 1, d))[::-1]
-    return oracles.pencil(lam, 10.0, seed)
+@pytest.mark.slow
+def test_no_other_streaming_solver_captures_as_much(game_on_power):
+    best = captured(POWER, game_on_power.V, 4)
+    for other in (es.solvers.Paper(learning_rate=0.1), es.solvers.EckartYoung(learning_rate=0.01)):
+        assert captured(POWER, es.solve(es.problems.cca(), batched(POWER), k=4, solver=other).V, 4) < best
 
 
-def random_players(k, d, seed):
-    V = np.random.default_rng(seed).normal(size=(k, d))
-    return jnp.asarray(V / np.linalg.norm(V, axis=1, keepdims=True))
+@pytest.mark.slow
+def test_scaling_the_views_changes_nothing(game_on_power):
+    scaled = [POWER[0] * np.float32(1e3), POWER[1] * np.float32(1e-3)]
+    result = es.solve(es.problems.cca(), batched(scaled), k=4, solver="game")
+    assert abs(captured(scaled, result.V, 4) - captured(POWER, game_on_power.V, 4)) < 3e-3
 
 
-def utility_of(i, v, V, A, B):
-    """Equation 3, term by term."""
-    quotient = v @ A @ v / (v @ B @ v)
-    for j in range(i):
-        w = V[j]
-        quotient -= (w @ A @ w) * (v @ B @ w) ** 2 / ((w @ B @ w) ** 2 * (v @ B @ v))
-    return quotient
+@pytest.mark.slow
+def test_the_size_of_batches_hardly_matters(game_on_power):
+    for size in (20, 500):
+        result = es.solve(es.problems.cca(), batched(POWER, size), k=4, solver="game")
+        assert abs(captured(POWER, result.V, 4) - captured(POWER, game_on_power.V, 4)) < 1e-2
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_utilities_and_gradient_are_equation_3_and_its_autodiff(seed):
-    A, B = random_pencil(7, seed, positive=False)
-    V = random_players(4, 7, seed)
-    u, g = utilities(V, V @ A, V @ B), gradient(V, V @ A, V @ B)
-    for i in range(4):
-        value, slope = jax.value_and_grad(lambda v, i=i: utility_of(i, v, V, A, B))(V[i])
-        np.testing.assert_allclose(u[i], value, rtol=1e-10)
-        np.testing.assert_allclose(g[i], slope, atol=1e-10)
+@pytest.mark.slow
+def test_more_passes_are_not_worse(game_on_power):
+    twice = es.solve(es.problems.cca(), batched(POWER), k=4, solver="game", max_epochs=2)
+    assert captured(POWER, twice.V, 4) > captured(POWER, game_on_power.V, 4)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_direction_is_the_gradient_up_to_a_positive_factor_given_exact_parents(seed):
-    """The factor that the paper removes is ⟨v, Bv⟩² / 2."""
-    d = 6
-    A, B = random_pencil(d, seed)
-    _, true = oracles.leading(A, B, d)
-    true = jnp.asarray(true.T / np.linalg.norm(true.T, axis=1, keepdims=True))
-    for i in range(d):
-        v = random_players(1, d, 100 * seed + i)[0]
-        V = jnp.concatenate([true[:i], v[None]])
-        AV, BV = V @ A, V @ B
-        found = direction(V, AV, BV, BV, players.dot(V, BV))[i]
-        slope = jax.grad(lambda v, i=i, V=V: utility_of(i, v, V, A, B))(v)
-        np.testing.assert_allclose(found, slope * (v @ B @ v) ** 2 / 2, atol=1e-10)
+@pytest.mark.slow
+def test_multiview_and_pls_and_lda_reach_the_exact_answer():
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=(6000, 2))
+    views = [(z @ rng.normal(size=(2, 60)) + rng.normal(size=(6000, 60))).astype("f4") for _ in range(3)]
+    for problem, data in ((es.problems.multiview(), views), (es.problems.pls(), views[:2])):
+        game = es.solve(problem, batched(data), k=2, solver="game")
+        exact = es.solve(problem, batched(data), k=2, solver="exact")
+        assert np.abs(game.eigenvalues / exact.eigenvalues - 1).max() < 0.02
+    labels = np.arange(6000) % 3
+    X = (rng.normal(size=(6000, 150)) + 2 * np.eye(150)[labels]).astype("f4")
+    batches = [(X[i : i + 100], labels[i : i + 100]) for i in range(0, 6000, 100)]
+    game = es.solve(es.problems.lda(3), batches, k=2, solver="game")
+    exact = es.solve(es.problems.lda(3), batches, k=2, solver="exact")
+    assert es.metrics.subspace_error(game.V, exact.V) < 0.05
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_direction_is_eigengame_unloaded_when_b_is_the_identity(seed):
-    """(I - v v') [A v - Σ_{j<i} (v' A v_j) v_j], for any parents."""
-    A, _ = random_pencil(8, seed)
-    V = random_players(5, 8, seed)
-    found = direction(V, V @ A, V, V, jnp.ones(5))
-    for i in range(5):
-        unloaded = A @ V[i] - sum(((V[i] @ A @ V[j]) * V[j] for j in range(i)), start=0)
-        np.testing.assert_allclose(found[i], unloaded - V[i] * (V[i] @ unloaded), atol=1e-12)
-
-
-def algorithm_2(V, Bv, pairs, eta, gamma, rho):
-    """One step of Algorithm 2 as printed, player by player and machine by machine."""
-    k, new_V, new_Bv = len(V), np.zeros_like(V), np.zeros_like(V)
-    for i in range(k):
-        nabla, nabla_Bv = 0, 0
-        for A, B in pairs:
-            v = V[i]
-            rewards = (v @ B @ v) * (A @ v) - (v @ A @ v) * (B @ v)
-            penalties = np.zeros_like(v)
-            for j in range(i):
-                root = np.sqrt(max(V[j] @ Bv[j], rho))
-                y, By = V[j] / root, Bv[j] / root
-                penalties += (v @ A @ y) * ((v @ B @ v) * By - (v @ By) * (B @ v))
-            nabla = nabla + (rewards - penalties) / len(pairs)
-            nabla_Bv = nabla_Bv + (B @ v - Bv[i]) / len(pairs)
-        moved = V[i] + eta * nabla
-        new_V[i] = moved / np.linalg.norm(moved)
-        new_Bv[i] = Bv[i] + gamma * nabla_Bv
-    return new_V, new_Bv
-
-
-def algorithm_3(V, Bv, z, pairs, eta, gamma, rho, nu):
-    """One step of Algorithm 3 as printed."""
-    sigma = 1 / (1 + np.exp(-z))
-    norms = np.exp(np.log(rho) + (np.log(nu) - np.log(rho)) * sigma)
-    scaled = Bv.copy()
-    new_V, new_Bv, new_z = np.zeros_like(V), np.zeros_like(V), z.copy()
-    for i in range(len(V)):
-        nabla, nabla_Bv, v = 0, 0, V[i]
-        for A, B in pairs:
-            penalties = np.zeros_like(v)
-            for j in range(i):
-                y, By = V[j] / np.sqrt(norms[j]), scaled[j] / np.sqrt(norms[j])
-                penalties += (v @ A @ y) * ((v @ B @ v) * By - (v @ By) * (B @ v))
-            nabla = nabla + ((v @ B @ v) * (A @ v) - (v @ A @ v) * (B @ v) - penalties) / len(pairs)
-            nabla_Bv = nabla_Bv + (B @ v - Bv[i]) / len(pairs)
-        slope = norms[i] * (np.log(nu) - np.log(rho)) * sigma[i] * (1 - sigma[i])
-        new_z[i] = z[i] + gamma * (v @ Bv[i] - norms[i]) * slope
-        moved = v + eta * nabla
-        new_V[i], new_Bv[i] = moved / np.linalg.norm(moved), Bv[i] + gamma * nabla_Bv
-    return new_V, new_Bv, new_z
-
-
-def machine_pairs(X, Y, machines, independent):
-    """The A and B of every machine: from the two halves of its rows, each half in both parts, or from all of them."""
-    pairs = []
-    for x, y in zip(np.array_split(X, machines), np.array_split(Y, machines), strict=True):
-        h = len(x) // 2
-        halves = ((x[:h], y[:h]), (x[h:], y[h:]))
-        for for_a, for_b in (halves, halves[::-1]) if independent else (((x, y), (x, y)),):
-            A = oracles.views(list(for_a), center=False)[0]
-            B = oracles.views(list(for_b), center=False)[1]
-            pairs.append((A, B))
-    return pairs
-
-
-@pytest.mark.parametrize("machines", [1, 3])
-@pytest.mark.parametrize("independent", [True, False])
-def test_paper_steps_are_algorithm_2_line_by_line(machines, independent):
+@pytest.mark.slow
+def test_ica_finds_the_least_gaussian_direction():
     rng = np.random.default_rng(0)
-    solver = Paper(learning_rate=0.1, averaging=0.3, floor=0.4, independent=independent, shards=machines)
-    problem = es.problems.cca(center=False)
-    state = None
-    for _ in range(4):
-        X, Y = rng.normal(size=(2, 24, 4))
-        if state is None:
-            state = solver.init(problem, (X, Y), 3, jax.random.key(0))
-            V = players.to_matrix(state.V).T.copy()
-            Bv = V.copy()
-        state, _ = solver.step(problem, state, (X, Y))
-        V, Bv = algorithm_2(V, Bv, machine_pairs(X, Y, machines, independent), 0.1, 0.3, 0.4)
-        np.testing.assert_allclose(players.to_matrix(state.V).T, V, atol=1e-12)
-        np.testing.assert_allclose(players.to_matrix(state.aux.BV).T, Bv, atol=1e-12)
+    S = np.c_[rng.uniform(-1, 1, 9000) * 3, rng.normal(size=(9000, 4))].astype("f4")
+    game = es.solve(es.problems.ica(), np.split(S, 90), k=1, solver="game", which="smallest")
+    assert abs(game.V[0, 0]) / np.linalg.norm(game.V) > 0.98
 
 
-def test_smooth_steps_are_algorithm_3_line_by_line():
+@pytest.mark.slow
+def test_given_matrices_are_solved_to_rounding():
+    A = np.diag(np.linspace(1, 9, 300)).astype("f4")
+    B = np.diag(np.linspace(1, 2, 300)).astype("f4")
+    exact = scipy.linalg.eigh(A, B)[0]
+    for which, wanted in (("largest", exact[::-1][:3]), ("smallest", exact[:3])):
+        result = es.solve(es.problems.matrices(A, B), None, k=3, solver="game", which=which, max_steps=100)
+        assert result.converged
+        assert np.abs(result.eigenvalues - wanted).max() < 1e-4
+
+
+@pytest.mark.slow
+def test_blocks_of_a_graph_are_found_in_its_edges():
+    edges, degrees = block_edges(300, 3, 0.3, 0.02)
+    problem = es.problems.laplacian(n_nodes=300)
+    options = {"k": 3, "which": "smallest"}
+    exact = es.solve(problem, edges, solver="exact", **options)
+    game = es.solve(problem, edges, solver="game", max_epochs=3, **options)
+    assert es.metrics.subspace_error(game.V, exact.V, np.diag(degrees)) < 0.03
+
+
+@pytest.mark.slow
+def test_small_eigenvalues_of_a_graph_are_found_without_keeping_its_edges():
+    """Eigenvalues of -A are negative; noise in B must not raise them."""
+    stream, degrees = block_edges(500, 4, 0.2, 0.02)
+    problem = es.problems.laplacian(n_nodes=500)
+    game = es.solve(problem, stream, 4, es.solvers.Game(opening=0), which="smallest", max_epochs=3)
+    exact = es.solve(problem, stream, 4, "exact", which="smallest")
+    assert es.metrics.subspace_error(game.V, exact.V, np.diag(degrees)) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["game", "exact"])
+def test_a_half_life_follows_a_rotating_covariance(solver):
     rng = np.random.default_rng(0)
-    solver = Smooth(learning_rate=0.1, averaging=0.3, floor=0.05, ceiling=20.0, independent=True, shards=2)
-    problem = es.problems.cca(center=False)
-    X, Y = rng.normal(size=(2, 24, 4))
-    state = solver.init(problem, (X, Y), 3, jax.random.key(0))
-    V = players.to_matrix(state.V).T.copy()
-    Bv, z = V.copy(), np.zeros(3)
-    for _ in range(5):
-        X, Y = rng.normal(size=(2, 24, 4))
-        state, _ = solver.step(problem, state, (X, Y))
-        V, Bv, z = algorithm_3(V, Bv, z, machine_pairs(X, Y, 2, True), 0.1, 0.3, 0.05, 20.0)
-        np.testing.assert_allclose(players.to_matrix(state.V).T, V, atol=1e-12)
-        np.testing.assert_allclose(state.aux.z, z, atol=1e-12)
+    n, d = 12000, 60
+    angle = np.linspace(0, np.pi / 2, n)
+    lead = np.zeros((n, d))
+    lead[:, 0], lead[:, 1] = np.cos(angle), np.sin(angle)
+    X = (rng.normal(size=(n, d)) + 3 * rng.normal(size=(n, 1)) * lead).astype("f4")
+    batches = np.split(X, 120)
+
+    def cosine(half_life):
+        result = es.solve(es.problems.pca(), batches, k=1, solver=solver, half_life=half_life)
+        return abs(result.V[1, 0]) / np.linalg.norm(result.V)
+
+    assert cosine(1000) > 0.97
+    assert cosine(None) < 0.9
 
 
-def test_clipping_at_the_floor_acts():
-    problem, X = es.problems.cca(center=False), np.random.default_rng(0).normal(size=(2, 12, 4))
-    steps = []
-    for floor in (1e-10, 5.0):
-        solver = Paper(floor=floor)
-        state = solver.init(problem, tuple(X), 3, jax.random.key(0))
-        steps.append(players.to_matrix(solver.step(problem, state, tuple(X))[0].V))
-    assert np.abs(steps[0] - steps[1])[:, 1:].max() > 1e-3
-    np.testing.assert_array_equal(steps[0][:, 0], steps[1][:, 0])
+@pytest.mark.slow
+def test_a_batch_of_many_half_lives_is_learned():
+    stream = [tuple(v[i : i + 1500] for v in POWER) for i in range(0, 6000, 1500)]
+    result = es.solve(es.problems.cca(), stream, k=2, solver="game", half_life=20)
+    assert int(result.state.refused) == 0
 
 
-def test_algorithm_1_takes_the_parents_exact_products():
-    A, B = random_pencil(6, 0)
-    problem, solver = es.problems.matrices(A, B), Paper(learning_rate=0.1, averaging=None, floor=0.0)
-    state = solver.init(problem, None, 3, jax.random.key(0))
-    for _ in range(3):
-        V = np.asarray(state.V)
-        state, _ = solver.step(problem, state, None)
-        wanted, _ = algorithm_2(V, V @ B, [(A, B)], 0.1, 1.0, 0.0)
-        np.testing.assert_allclose(state.V, wanted, atol=1e-12)
+@pytest.mark.slow
+def test_constant_and_duplicate_columns_small_batches_and_few_rows():
+    X, Y = (v.copy() for v in POWER)
+    X[:, 3], X[:, 4] = 5.0, X[:, 5]
+    result = es.solve(es.problems.cca(), batched((X, Y)), k=4, solver="game")
+    assert captured((np.delete(X, [3, 4], 1), Y), np.delete(result.V, [3, 4], 0), 4) > 0.97
+    pairs = es.solve(es.problems.cca(), batched([v[:600] for v in POWER], 2), k=2, solver="game")
+    assert np.isfinite(pairs.V).all()
+    few = [v[:90] for v in POWER]
+    ridged = es.solve(es.problems.cca(ridge=0.5), batched(few, 30), k=2, solver="game")
+    assert np.isfinite(ridged.V).all()
 
 
-ALGORITHMS = {
-    "algorithm 1": Paper(averaging=None, floor=0.0),
-    "algorithm 2": Paper(averaging=0.5),
-    # Adam divides a direction of rounding size by its own size plus eps, so eps is made to matter.
-    "algorithm 2 with Adam": Paper(averaging=0.5, optimizer=partial(optax.adam, eps=1e-2), learning_rate=1e-3),
-    "algorithm 3": Smooth(averaging=0.5, floor=1e-2, ceiling=1e2),
-}
+def test_every_component_of_a_small_problem():
+    X = np.random.default_rng(0).normal(size=(2000, 5)) * [5, 4, 3, 2, 1]
+    result = es.solve(es.problems.pca(), np.split(X, 20), k=5, solver="game")
+    assert np.allclose(result.eigenvalues, [25, 16, 9, 4, 1], rtol=0.15)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_true_eigenvectors_are_a_fixed_point(name):
-    solver = ALGORITHMS[name]
-    A, B = random_pencil(9, 1)
-    _, V = oracles.leading(A, B, 4)
-    V = jnp.asarray((V / np.linalg.norm(V, axis=0)).T)
-    problem = es.problems.matrices(A, B)
-    state = solver.init(problem, None, 4, jax.random.key(0))
-    aux = state.aux._replace(BV=V @ B)
-    if isinstance(solver, Smooth):
-        share = np.log(np.asarray(players.dot(V, V @ B)) / solver.floor) / np.log(solver.ceiling / solver.floor)
-        aux = aux._replace(z=jnp.asarray(np.log(share / (1 - share))))
-    state = state._replace(V=V, aux=aux)
-    after, info = solver.step(problem, state, None)
-    np.testing.assert_allclose(after.V, V, atol=1e-12)
-    np.testing.assert_allclose(after.aux.BV, aux.BV, atol=1e-12)
-    np.testing.assert_allclose(after.aux.z, aux.z, atol=1e-12)
-    assert info.residuals.max() < 1e-10
+@pytest.mark.slow
+def test_a_step_is_pure_and_serves_scan():
+    solver, problem = es.solvers.Game(), es.problems.cca()
+    batches = batched(POWER)[:30]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+    first = jax.tree.map(jnp.asarray, batches[0])
+    state = solver.init(problem, first, 2, jax.random.key(0))
+    scanned, _ = jax.jit(lambda s, b: jax.lax.scan(lambda s, x: solver.step(problem, s, x), s, b))(state, stacked)
+    for batch in batches:
+        state, _ = jax.jit(lambda s, b: solver.step(problem, s, b))(state, jax.tree.map(jnp.asarray, batch))
+    assert int(scanned.moves) == int(state.moves) > 2
+    one, other = (players.to_matrix(players.take(s.S, 0, 2)) for s in (state, scanned))
+    assert es.metrics.subspace_error(one, other) < 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if "Adam" not in name])
-def test_the_fixed_point_is_stable_and_others_are_not(name):
-    """From near the eigenvectors the players return; from a wrong order they leave."""
-    solver = ALGORITHMS[name]
-    A, B = oracles.pencil(np.array([1.0, 0.8, 0.6, 0.3, 0.1]), 2.0)
-    _, V = oracles.leading(A, B, 3)
-    V = jnp.asarray((V / np.linalg.norm(V, axis=0)).T)
-    problem = es.problems.matrices(A, B)
-
-    def error_after(start, steps):
-        state = solver.init(problem, None, 3, jax.random.key(0))
-        nudge = 1e-3 * random_players(3, 5, 0)
-        start = start + nudge
-        state = state._replace(V=start, aux=state.aux._replace(BV=start @ B))
-        state, _ = jax.lax.scan(lambda s, _: (solver.step(problem, s, None)[0], None), state, None, length=steps)
-        return es.metrics.angles(state.V.T, V.T, B).max()
-
-    assert error_after(V, 2000) < 1e-6
-    assert error_after(V[::-1], 0) > 1
-    assert error_after(V[::-1], 4000) < 1e-3
-
-
-def test_the_papers_two_by_two_example():
-    """Player 2 gets 0 at the first eigenvector and λ₂, its most, at the second; the two are 71 degrees apart."""
-    A = np.array([[0.77759061, 0.26842584], [0.26842584, 0.87788983]])
-    B = np.array([[0.2325605, 0.06042127], [0.06042127, 0.03241424]])
-    lam, V = oracles.leading(A, B, 2)
-    V = V / np.linalg.norm(V, axis=0)
-    angle = np.linspace(0, np.pi, 20001)
-    circle = np.stack([np.cos(angle), np.sin(angle)], axis=1)
-
-    def second_player(v):
-        players = jnp.stack([jnp.asarray(V[:, 0]), v])
-        return utilities(players, players @ A, players @ B)[1]
-
-    u = np.asarray(jax.vmap(second_player)(jnp.asarray(circle)))
-    assert abs(second_player(jnp.asarray(V[:, 0]))) < 1e-10 * lam[1]
-    np.testing.assert_allclose(second_player(jnp.asarray(V[:, 1])), lam[1], rtol=1e-10)
-    np.testing.assert_allclose(u.max(), lam[1], rtol=1e-5)
-    assert abs(circle[u.argmax()] @ V[:, 1]) > 1 - 1e-6
-    inner_maxima = np.sum((u[1:-1] > u[:-2]) & (u[1:-1] > u[2:]))
-    assert inner_maxima == 1
-    assert np.degrees(np.arccos(abs(V[:, 0] @ V[:, 1]))) == pytest.approx(71, abs=0.5)
-
-
-def test_player_one_ignores_the_rest_and_children_do_not_move_parents():
-    A, B = random_pencil(6, 0)
-    V = random_players(4, 6, 0)
-    full = direction(V, V @ A, V @ B, V @ B, players.dot(V, V @ B))
-    for k in (1, 2, 3):
-        part = direction(V[:k], V[:k] @ A, V[:k] @ B, V[:k] @ B, players.dot(V[:k], V[:k] @ B))
-        np.testing.assert_allclose(full[:k], part, atol=1e-14)
-
-
-@settings(deadline=None, max_examples=25)
-@given(seed=st.integers(0, 10**6), d=st.integers(2, 8), data=st.data())
-def test_direction_turns_with_the_coordinates_and_keeps_the_sphere(seed, d, data):
-    """Rotating the coordinates rotates it; it is tangent to nothing but scales as A B² does; signs of v flip it."""
-    k = data.draw(st.integers(1, d))
-    with jax.enable_x64(True):
-        A, B = random_pencil(d, seed, positive=False)
-        V = random_players(k, d, seed + 1)
-        R = jnp.asarray(np.linalg.qr(np.random.default_rng(seed).normal(size=(d, d)))[0])
-
-        def of(V, A, B):
-            return direction(V, V @ A, V @ B, V @ B, players.dot(V, V @ B))
-
-        base = of(V, A, B)
-        np.testing.assert_allclose(of(V @ R, R.T @ A @ R, R.T @ B @ R), base @ R, atol=1e-10)
-        np.testing.assert_allclose(of(V, 3 * A, 5 * B), 15 * base, atol=1e-10)
-        signs = jnp.asarray(np.random.default_rng(seed).choice([-1.0, 1.0], (k, 1)))
-        np.testing.assert_allclose(of(signs * V, A, B), signs * base, atol=1e-10)
-        # ⟨v, ∇⟩ = 0: to first order a step keeps the unit norm.
-        np.testing.assert_allclose(players.dot(V, base), 0, atol=1e-10)
-
-
-@pytest.mark.parametrize("which", ["largest", "smallest"])
-@pytest.mark.parametrize(
-    ("d", "k", "low"),
-    [
-        (3, 3, -4.0),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((12, 12, -4.0), (10, 5, -3.0), (30, 6, 0.5), (6, 6, -9.0))
-        ),
-    ],
-)
-def test_any_mix_of_signs_from_either_end(d, k, low, which):
-    A, B = oracles.pencil(np.linspace(3, low, d), 2.0, d)
-    lam, V = oracles.leading(A, B, k, which)
-    for seed in range(3):
-        solver = Paper(learning_rate=0.03 if d < 30 else 0.1, averaging=None)
-        result = es.solve(
-            es.problems.matrices(A, B), None, k, solver=solver, which=which, max_steps=10_000, random_state=seed
-        )
-        np.testing.assert_allclose(result.eigenvalues, lam, atol=1e-3)
-        assert es.metrics.angles(result.V, V, B).max() < 0.05
-
-
-def test_a_given_shift_is_taken_out_of_the_eigenvalues():
-    A, B = oracles.pencil(np.array([2.0, 1.0, -0.5]), 2.0)
-    for solver in (Paper(averaging=None, shift=3.0), Smooth(averaging=1.0, shift=3.0, floor=0.1, ceiling=10.0)):
-        result = es.solve(es.problems.matrices(A, B), None, 2, solver=solver, max_steps=2000)
-        np.testing.assert_allclose(result.eigenvalues, [2, 1], atol=1e-6)
-
-
-def test_epsilon_is_added_to_b():
-    A, B = oracles.pencil(np.array([2.0, 1.0, 0.5]), 2.0)
-    result = es.solve(es.problems.matrices(A, B), None, 2, solver=Paper(averaging=None, epsilon=0.7), max_steps=3000)
-    np.testing.assert_allclose(result.eigenvalues, oracles.leading(A, B + 0.7 * np.eye(3), 2)[0], atol=1e-6)
-
-
-def test_warmup_then_harmonic_decay():
-    base, final, warmup, total = 1e-2, 1e-4, 100, 5000
-    rate = es.solvers.warmup_harmonic(base, final, warmup, total)
-    np.testing.assert_allclose(rate(np.arange(0, warmup + 1)), base * np.arange(warmup + 1) / warmup, atol=1e-12)
-    np.testing.assert_allclose(rate(total), final, rtol=1e-9)
-    inverse = 1 / np.asarray(rate(np.arange(warmup, total)))
-    np.testing.assert_allclose(np.diff(inverse), np.diff(inverse)[0], rtol=1e-6)
-
-
-def test_adam_with_the_papers_schedule_finds_the_answer():
-    lam_true = np.array([1.0, 0.7, 0.4, 0.1, 0.05])
-    A, B = oracles.pencil(lam_true, 100.0)
-    rate = es.solvers.warmup_harmonic(1e-2, 3e-4, 100, 8000)
-    solver = Paper(learning_rate=rate, optimizer=optax.adam, averaging=0.1)
-    result = es.solve(es.problems.matrices(A, B), None, 3, solver=solver, max_steps=8000)
-    np.testing.assert_allclose(result.eigenvalues, lam_true[:3], rtol=1e-3)
+def test_settings_are_checked():
+    for settings in ({"extra": -1}, {"rank": 0}, {"half_life": 0.0}, {"outlier": 1.0}):
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            es.solvers.Game(**settings)
+    with pytest.raises(ValueError, match="half_life"):
+        es.solve(es.problems.pca(), [np.eye(4)], k=1, solver="paper", half_life=10.0)

@@ -37,13 +37,13 @@ def whole(model, inputs):
 @pytest.mark.parametrize("k", [None, 3, 50])
 def test_identical_networks_give_one_for_every_component(inputs, k):
     found = compare(network(0), network(0), inputs, n_components=k)
-    # 16 units, one dead, one a copy; and 7 more.
+    # 16 units, one of them dead and one a copy, and 7 outputs.
     assert len(found.correlations) == min(k or 50, 14 + 7)
     np.testing.assert_allclose(found.correlations, 1, atol=1e-6)
     np.testing.assert_allclose([found.mean_cca, found.svcca, found.pwcca], 1, atol=1e-6)
 
 
-def test_a_network_against_noise_gives_what_independent_data_of_that_size_gives(inputs):
+def test_correlations_with_noise_follow_pillais_law(inputs):
     rng = np.random.default_rng(1)
     found = compare(network(0), lambda x: rng.normal(size=(len(x), 9)), list(inputs), variance=None)
     # Whatever the activations are, the sum of squared correlations with Gaussian noise follows Pillai's law.
@@ -51,7 +51,7 @@ def test_a_network_against_noise_gives_what_independent_data_of_that_size_gives(
     assert len(found.correlations) == q
     mean, variance = p * q / n, 2 * p * q * (n - p) * (n - q) / (n**2 * (n - 1) * (n + 2))
     assert abs((found.correlations**2).sum() - mean) < 4 * variance**0.5
-    # And the largest is no larger than one of a hundred samples of independent data of that size.
+    # The largest lies within the range of a hundred samples of independent data.
     largest = [
         scipy.linalg.svdvals(np.linalg.qr(rng.normal(size=(N, p)))[0].T @ np.linalg.qr(rng.normal(size=(N, q)))[0])[0]
         for _ in range(100)
@@ -82,7 +82,7 @@ def test_summaries_are_those_of_their_papers(inputs):
     assert found.svcca == pytest.approx(scipy.linalg.svdvals(kept).mean(), abs=1e-5)
 
 
-def test_activations_far_from_zero_count_for_what_they_vary(inputs):
+def test_a_constant_added_to_activations_changes_nothing(inputs):
     a, b = network(0), network(1)
 
     def lifted(x):
@@ -92,7 +92,7 @@ def test_activations_far_from_zero_count_for_what_they_vary(inputs):
     np.testing.assert_allclose([far.pwcca, far.svcca], [plain.pwcca, plain.svcca], atol=1e-3)
 
 
-def test_layers_one_by_one_are_what_each_gives_alone(inputs):
+def test_per_layer_equals_each_layer_alone(inputs):
     a, b = network(0), network(1)
     found = compare(a, b, inputs, per_layer=True)
     assert list(found) == ["hidden", "out"]
@@ -107,7 +107,7 @@ def test_layers_one_by_one_are_what_each_gives_alone(inputs):
 
 
 @pytest.mark.slow
-def test_the_game_gives_what_exact_sums_give(inputs):
+def test_the_game_agrees_with_exact_sums(inputs):
     exact, game = (compare(network(0), network(1), inputs, None, 4, solver=s) for s in ("exact", "game"))
     assert isinstance(game.result.solver, es.solvers.Game)
     np.testing.assert_allclose(game.correlations, exact.correlations, atol=0.01)
@@ -221,7 +221,7 @@ def test_a_tuple_is_a_layer_for_each_of_its_arrays(inputs):
 
 
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
-def test_one_array_of_inputs_is_not_batches_of_them(kind):
+def test_one_array_of_inputs_is_refused_as_a_loader(kind):
     W = np.random.default_rng(0).normal(size=(12, 6))
     with pytest.raises(ValueError, match=r"shape \(6,\), and no units beside it: give batches"):
         compare(lambda x: x @ W, lambda x: x @ W, kind(np.ones((40, 12))))

@@ -1,11 +1,7 @@
-"""A run that was stopped, however it was stopped, goes on as if it had not been."""
+"""A run that was killed goes on as if it had not been."""
 
-import itertools
 import json
 import os
-import signal
-import threading
-import time
 
 import jax
 import numpy as np
@@ -16,15 +12,13 @@ import scipy.sparse
 import eigenstream as es
 import kills
 from conftest import quick
+from data import latent_views
 from eigenstream.run.checkpoint import Checkpoints, write_atomically
 from eigenstream.solvers import SGHA, EckartYoung, Oja, Paper, RSGPlus, Smooth
 
-rng = np.random.default_rng(0)
-LATENT = rng.normal(size=(1010, 2))
-X = np.c_[LATENT, rng.normal(size=(1010, 4))].astype(np.float32)
-Y = np.c_[LATENT + rng.normal(size=(1010, 2)), rng.normal(size=(1010, 3))].astype(np.float32)
-LABELS = (LATENT[:, 0] > 0).astype(int) + (LATENT[:, 1] > 0)
-EDGES = rng.integers(0, 30, (1010, 2))
+LATENT, X, Y = latent_views(1010, 6, 5, np.float32)
+CLASSES = (LATENT[:, 0] > 0).astype(int) + (LATENT[:, 1] > 0)
+EDGES = np.random.default_rng(0).integers(0, 30, (1010, 2))
 
 PROBLEMS = {
     "pca": (es.problems.pca(), (X,)),
@@ -32,14 +26,14 @@ PROBLEMS = {
     "cca": (es.problems.cca(), (X, Y)),
     "multiview": (es.problems.multiview(ridge=0.1), (X, Y, X[:, :3])),
     "pls": (es.problems.pls(), (X, Y)),
-    "lda": (es.problems.lda(3), (X, LABELS)),
+    "lda": (es.problems.lda(3), (X, CLASSES)),
     "ica": (es.problems.ica(), (X,)),
     "ica in two passes": (es.problems.ica(), (np.hstack([X, Y, X**2]),)),
     "sparse": (es.problems.pca(), (scipy.sparse.csr_array(np.where(X > 1, X, 0)),)),
 }
+
+
 ADAM = Paper(learning_rate=0.01, optimizer=optax.adam)
-
-
 #: Scattered sums add up in whatever order a GPU's threads come, unless XLA is told to be deterministic.
 scattered = pytest.mark.skipif(jax.default_backend() == "gpu", reason="scattered sums on a GPU differ from run to run")
 
@@ -69,14 +63,14 @@ def assert_same(first, second):
     assert first.V.tobytes() == second.V.tobytes()
     assert first.eigenvalues.tobytes() == second.eigenvalues.tobytes()
     assert first.residuals.tobytes() == second.residuals.tobytes()
-    for name in ("n_iter", "n_samples_seen", "converged", "message"):
+    for name in ("n_iter", "n_samples_seen", "converged", "status", "message"):
         assert getattr(first, name) == getattr(second, name)
     assert len(first.history) == len(second.history)
     for a, b in zip(first.history, second.history, strict=True):
         np.testing.assert_equal({**a, "seconds": 0}, {**b, "seconds": 0})
 
 
-@pytest.mark.parametrize("solver", [ADAM, "exact"], ids=["game", "exact"])
+@pytest.mark.parametrize("solver", [ADAM, "exact"], ids=["paper", "exact"])
 @pytest.mark.parametrize(
     "name",
     [
@@ -85,7 +79,8 @@ def assert_same(first, second):
     ],
 )
 def test_every_problem_resumes_to_the_same_bits(name, solver, tmp_path, monkeypatch):
-    # Blocks of 100 rows, so that an exact run has something to be stopped in.
+    # Blocks of 100 rows, so that an exact run takes several steps.
+    # patched: see notes
     monkeypatch.setattr("eigenstream.streams.epochs.block_rows", lambda d: 100)
     monkeypatch.setattr("eigenstream.streams.blocks.BLOCK_ROWS", 50)
     problem, views = PROBLEMS[name]
@@ -97,14 +92,23 @@ def test_every_problem_resumes_to_the_same_bits(name, solver, tmp_path, monkeypa
     assert steps == [record["step"] for record in whole.history]
 
 
-SOLVERS = [Paper(averaging=None), Smooth(), EckartYoung(shift=1.0), SGHA(), RSGPlus(), Paper(shards=2, polish=True)]
+SOLVERS = [
+    Paper(averaging=None),
+    Smooth(),
+    EckartYoung(shift=1.0),
+    SGHA(),
+    RSGPlus(),
+    Paper(shards=2, polish=True),
+    Oja(),
+]
 
 
 @pytest.mark.parametrize("solver", quick(SOLVERS, SOLVERS[0]), ids=lambda s: type(s).__name__)
 def test_every_solver_resumes_to_the_same_bits(solver, tmp_path):
+    # Oja needs B = I.
+    problem, views = (es.problems.pca(), (X,)) if isinstance(solver, Oja) else (es.problems.cca(), (X, Y))
     options = {"k": 2, "solver": solver, "max_epochs": 2}
-    assert_same(*runs(es.problems.cca(), lambda: es.streams.batches(X, Y), tmp_path, 5, **options))
-    assert_same(*runs(es.problems.pca(), lambda: es.streams.batches(X), tmp_path / "oja", 5, k=2, solver=Oja()))
+    assert_same(*runs(problem, lambda: es.streams.batches(*views), tmp_path, 5, **options))
 
 
 @pytest.mark.slow
@@ -129,9 +133,9 @@ def test_the_accelerated_game_resumes_where_no_row_is_an_outlier(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [1, 3, 5])
+@pytest.mark.parametrize("at", [1, 5])
 def test_streams_of_all_kinds_resume(at, tmp_path):
-    """A list, a generator, tiny batches that wait for one another, explicit matrices."""
+    """A list, a generator, batches too small for a step, given matrices."""
     pairs = [(X[i : i + 50], Y[i : i + 50]) for i in range(0, 1010, 50)]
     options = {"k": 2, "solver": ADAM}
     assert_same(*runs(es.problems.cca(), lambda: pairs, tmp_path / "a", at, **options, max_epochs=2))
@@ -166,34 +170,12 @@ def test_an_estimator_resumes_to_the_same_bits(tmp_path):
         assert getattr(whole, name).tobytes() == getattr(resumed, name).tobytes(), name
 
 
-def test_a_run_that_had_converged_does_not_go_on(tmp_path):
+def test_a_run_that_has_converged_is_not_continued(tmp_path):
     options = {"k": 1, "solver": ADAM, "tol": 0.9, "max_epochs": 50}
     whole = es.solve(es.problems.pca(), es.streams.batches(X), **options)
     assert whole.converged
     es.solve(es.problems.pca(), es.streams.batches(X), **options, folder=tmp_path, checkpoint_every=0)
     assert_same(whole, es.solve(es.problems.pca(), es.streams.batches(X), **options, folder=tmp_path, resume=True))
-
-
-def test_an_interrupted_run_goes_on(tmp_path):
-    options = {"k": 2, "solver": ADAM, "max_epochs": 3}
-    with pytest.warns(UserWarning, match="interrupted"):
-        es.solve(
-            *(es.problems.pca(), es.streams.batches(X)),
-            **options,
-            folder=tmp_path,
-            callbacks=[lambda r: r["step"] == 4 and os.kill(os.getpid(), signal.SIGINT)],
-        )
-    resumed = es.solve(es.problems.pca(), es.streams.batches(X), **options, folder=tmp_path, resume=True)
-    assert_same(es.solve(es.problems.pca(), es.streams.batches(X), **options), resumed)
-
-
-def test_ctrl_c_in_the_first_of_two_passes_says_that_there_is_nothing(monkeypatch):
-    def stop(record):
-        os.kill(os.getpid(), signal.SIGINT)
-
-    wide = np.random.default_rng(0).normal(size=(1000, 20))
-    with pytest.warns(UserWarning, match="interrupted"), pytest.raises(ValueError, match="first of two passes"):
-        es.solve(es.problems.ica(), [wide[:500], wide[500:]], 2, callbacks=[stop])
 
 
 def test_only_the_newest_checkpoints_are_kept_and_half_written_ones_ignored(tmp_path):
@@ -219,7 +201,7 @@ def test_a_folder_with_checkpoints_is_not_taken_by_mistake(tmp_path):
         es.solve(es.problems.pca(), stream, 2, Paper(learning_rate=0.5), folder=tmp_path, resume=True)
 
 
-def test_resume_with_nothing_to_resume_starts(tmp_path):
+def test_resume_without_a_checkpoint_starts(tmp_path):
     found = es.solve(es.problems.pca(), es.streams.batches(X), 2, ADAM, folder=tmp_path, resume=True)
     assert_same(es.solve(es.problems.pca(), es.streams.batches(X), 2, ADAM), found)
 
@@ -259,65 +241,22 @@ def test_checkpoints_hold_every_bit(tmp_path):
     keeper.close()
 
 
-def interrupt_after(seconds):
-    threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-
-
-@pytest.mark.parametrize("solver", [ADAM, "exact"], ids=["game", "exact"])
-def test_ctrl_c_leaves_a_usable_model_and_says_so(solver):
-    def endless():
-        yield from ((X, Y) for _ in range(10))
-        interrupt_after(0.2)
-        for _ in itertools.count():
-            time.sleep(0.001)
-            yield X, Y
-
-    with pytest.warns(UserWarning, match=r"interrupted after \d+ rows"):
-        model = es.CCA(n_components=1, solver=solver).fit_stream(endless())
-    assert model.message_.startswith("interrupted after")
-    assert not model.converged_
-    assert model.score(X, Y) > 0.3
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_ctrl_c_while_a_batch_is_awaited():
-    def stuck():
-        yield X
-        interrupt_after(0.2)
-        time.sleep(60)
-
-    began = time.monotonic()
-    with pytest.warns(UserWarning, match="interrupted after 1010 rows"):
-        result = es.solve(es.problems.pca(), stuck(), 1)
-    assert time.monotonic() - began < 30
-    assert result.eigenvalues[0] > 0.5
-
-
-def test_a_second_ctrl_c_is_not_held_back():
-    def impatient(record):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
-
-    with pytest.raises(KeyboardInterrupt):
-        es.solve(es.problems.pca(), es.streams.batches(X), 1, ADAM, callbacks=[impatient])
-
-
-def test_callbacks_see_every_look_and_may_stop():
-    seen = []
-    result = es.solve(es.problems.pca(), es.streams.batches(X), 2, ADAM, callbacks=[seen.append])
-    assert seen == result.history
-    stopped = es.solve(es.problems.pca(), es.streams.batches(X), 2, ADAM, callbacks=[lambda r: r["step"] == 3])
-    assert stopped.n_iter == 3
-    assert stopped.message == "stopped by a callback after 300 rows"
-
-
-# The real thing: a process, and SIGKILL.
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["paper", "exact"])
 def test_sigkill_at_random_moments(solver, tmp_path):
-    """``make soak`` does this twenty times, and docs/results/kills.md tells how it went."""
-    found = kills.experiment(tmp_path, solver, 3)
-    assert [record["same"] for record in found["kills"]] == [True] * 3
+    """``make soak`` does this twenty times, and writes docs/results/kills.md."""
+    found = kills.experiment(tmp_path, solver, 2)
+    assert [record["same"] for record in found["kills"]] == [True] * 2
+
+
+def test_another_schedule_is_another_run(tmp_path):
+    def fit(base, **options):
+        rate = es.solvers.warmup_harmonic(base=base, final=1e-4, warmup=2, total=100)
+        solver = es.solvers.Paper(learning_rate=rate)
+        return es.solve(es.problems.pca(), es.streams.batches(X), 1, solver, folder=tmp_path, **options)
+
+    fit(1e-2, checkpoint_every=0)
+    with pytest.raises(ValueError, match="other settings"):
+        fit(1e-3, resume=True)
+    with pytest.raises(ValueError, match="holds a run"):
+        fit(1e-2)

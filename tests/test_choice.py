@@ -1,0 +1,58 @@
+"""Which solver a problem gets."""
+
+import numpy as np
+import pytest
+
+import eigenstream as es
+from conftest import check_refused, quick
+from data import FEW, POWER, batched, scaled
+from eigenstream.solvers import Paper
+
+
+def test_auto_is_exact_within_its_budget_and_the_game_beyond():
+    X = scaled()
+    assert isinstance(es.solve(es.problems.pca(), [X], 2, solver="auto").solver, es.solvers.Exact)
+    assert isinstance(es.solve(es.problems.pca(), [X], 2, memory_budget=100).solver, es.solvers.Game)
+    with pytest.raises(ValueError, match=r"magnitude.*memory_budget"):
+        es.solve(es.problems.pca(), [X], 2, which="magnitude", memory_budget=100)
+
+
+def test_auto_takes_the_game_where_sums_do_not_fit(caplog):
+    caplog.set_level("INFO", "eigenstream")
+    batches = batched([v[:300] for v in POWER])
+    result = es.solve(es.problems.cca(), batches, k=2, memory_budget=1e5)
+    assert isinstance(result.solver, es.solvers.Game)
+    assert "over memory_budget" in caplog.text
+    assert isinstance(es.solve(es.problems.cca(), batches, k=2).solver, es.solvers.Exact)
+
+
+@pytest.mark.parametrize("name", quick(["paper", "smooth", "eckart_young", "sgha", "oja", "exact"], "paper", "exact"))
+def test_solvers_by_name(name):
+    X = scaled() / 3
+    result = es.solve(es.problems.pca(), np.split(X, 20), 1, solver=name, max_epochs=10)
+    assert es.metrics.angles(result.V, np.eye(5)[:, :1])[0] < 0.3
+
+
+@pytest.mark.slow
+def test_a_sparse_graph_is_solved_exactly_by_default():
+    """The budget holds the edges, and would not hold a dense matrix."""
+    n = 2000
+    nodes, problem = np.arange(n), es.problems.laplacian(n_nodes=n)
+    result = es.solve(problem, [(nodes, (nodes + s) % n) for s in (1, 5, 77)], 1, memory_budget=1e7)
+    assert isinstance(result.solver, es.solvers.Exact)
+    assert 1 < result.eigenvalues[0] <= 2 + 1e-9
+
+
+MISTAKES = {
+    "magnitude in Paper": (
+        lambda: es.solve(es.problems.pca(), [FEW], 2, which="magnitude", solver="paper"),
+        'solver="exact"',
+    ),
+    "solver": (lambda: es.solve(es.problems.pca(), [FEW], 2, solver="nope"), r"solver='nope'.*'exact'"),
+    "a solver's class": (lambda: es.solve(es.problems.pca(), [FEW], 1, solver=Paper), r"Paper\(\.\.\.\)"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(name):
+    check_refused(*MISTAKES[name])

@@ -1,0 +1,76 @@
+"""The game in the loop: blocks of few sizes, results on the way, passes."""
+
+import numpy as np
+import pytest
+
+import eigenstream as es
+from data import POWER, batched
+from eigenstream.run import game_engine
+from eigenstream.run.engine import Setup
+from eigenstream.run.loop import Run
+from eigenstream.run.placement import n_rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pca", "lda"])
+def test_the_game_takes_blocks_of_few_sizes(kind):
+    taken = []
+
+    class Watched(game_engine.GameEngine):
+        def _learn(self, block, *more):
+            taken.append(n_rows(block))
+            super()._learn(block, *more)
+
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(150, 500, size=30)
+    batches = [(rng.normal(size=(b, 40)) * np.r_[4, 3, np.ones(38)]).astype("f4") for b in sizes]
+    X, problem = np.concatenate(batches), es.problems.pca()
+    if kind == "lda":
+        problem = es.problems.lda(3)
+        batches = [(x, (x[:, 0] > 0) + (x[:, 1] > 0).astype(int)) for x in batches]
+    engine = Watched(Setup(problem, es.solvers.Game(extra=0, opening=0.05), 2, batches[0]))
+    for batch, b in zip(batches, sizes, strict=True):
+        engine.take(problem.accept(batch), 0, b)
+    assert sum(taken) > len(X) - 512
+    assert len(set(taken)) <= game_engine.FEW + 10
+    assert all(size.bit_count() == 1 for size in set(taken) - set(taken[: game_engine.FEW]))
+    if kind == "pca":
+        exact = es.solve(problem, [X], 2, "exact")
+        assert es.metrics.subspace_error(engine.finish(len(X), "", None).eigenvectors.T, exact.V) < 0.01
+
+
+@pytest.mark.slow
+def test_batches_of_unequal_sizes_are_checkpointed(tmp_path):
+    rng = np.random.default_rng(0)
+    batches = [rng.normal(size=(b, 40)).astype("f4") for b in rng.integers(150, 400, size=30)]
+    solver = es.solvers.Game(opening=0.05)
+    result = es.solve(es.problems.pca(), batches, 2, solver, folder=tmp_path, checkpoint_every=0)
+    steps = [int(path.name) for path in (tmp_path / "checkpoints").glob("[0-9]*")]
+    assert max(steps) > result.n_iter - 5
+
+
+def test_a_result_is_not_overwritten_by_later_batches():
+    run = Run(es.problems.cca(), 4, "game")
+    run.take(tuple(v[:300] for v in POWER))
+    first = run.result()
+    run.take(tuple(v[300:600] for v in POWER))
+    run.result()
+    assert np.isfinite(np.asarray(first.state.lam)).all()
+
+
+def test_results_read_on_the_way_change_nothing():
+    read, unread = (Run(es.problems.cca(), 4, "game") for _ in range(2))
+    for i, batch in enumerate(batched(POWER)):
+        read.take(batch)
+        unread.take(batch)
+        if i > 30 and i % 7 == 0:
+            read.result()
+    np.testing.assert_array_equal(read.result().V, unread.result().V)
+
+
+@pytest.mark.slow
+def test_rows_are_new_again_after_a_fit_of_several_passes():
+    model = es.CCA(4, solver="game", max_epochs=2).fit(*POWER)
+    before = float(model._run.engine.state.heldout.batches)
+    model.partial_fit(*(v[:3000] for v in POWER))
+    assert float(model._run.engine.state.heldout.batches) > before

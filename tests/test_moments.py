@@ -1,0 +1,107 @@
+"""Sums of rows: no digit is lost, however the rows come."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import eigenstream as es
+from data import scaled
+from eigenstream.core.moments import BLOCK_ROWS, Moments
+
+X = scaled()
+
+
+def summed(moments, pieces, labels=None):
+    for i, piece in enumerate(pieces):
+        moments = moments.add(piece, None if labels is None else labels[i])
+    return moments
+
+
+def batches(X, size):
+    return [X[i : i + size] for i in range(0, len(X), size)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_mean_of_a_million_with_unit_variance_loses_nothing(dtype):
+    """Against the covariance of the same rounded rows in extended precision."""
+    rng = np.random.default_rng(0)
+    X = (rng.normal(size=(20_000, 5)) @ rng.normal(size=(5, 5)) + 1e6 * rng.uniform(0.5, 1, 5)).astype(dtype)
+    exact = np.longdouble(X) - np.longdouble(X).mean(0)
+    wanted = np.asarray(exact.T @ exact / (len(X) - 1), np.float64)
+    moments = summed(Moments.empty(5), batches(X, 700))
+    tolerance = 1e-6 if dtype == np.float32 else 1e-12
+    assert np.abs(moments.covariance() - wanted).max() < tolerance * np.abs(wanted).max()
+    lam = es.solve(es.problems.pca(), batches(X, 700), 5).eigenvalues
+    np.testing.assert_allclose(lam, np.linalg.eigvalsh(wanted)[::-1], atol=tolerance * np.abs(wanted).max())
+
+
+def test_a_mean_that_drifts_far_loses_nothing():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40_000, 3)) + np.linspace(-1e6, 1e6, 40_000)[:, None] * [0, 0, 1]
+    found = summed(Moments.empty(3), batches(X, 1000)).covariance()
+    np.testing.assert_allclose(found, np.cov(X.T), rtol=1e-9, atol=1e-6)
+
+
+def test_classes_a_million_apart_keep_their_scatter():
+    rng = np.random.default_rng(0)
+    y = np.arange(9000) % 3
+    X = (rng.normal(size=(9000, 4)) + 1e4 * y[:, None]).astype(np.float32)
+    moments = summed(Moments.empty(4, 3), batches(X, 500), batches(y, 500))
+    rows = X.astype(np.float64)
+    within = sum((g := rows[y == c] - rows[y == c].mean(0)).T @ g for c in range(3))
+    np.testing.assert_allclose(moments.scatter, within, rtol=1e-5, atol=1e-5 * within.max())
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 1000))
+def test_moments_do_not_depend_on_how_rows_are_batched(sizes, seed):
+    rng = np.random.default_rng(seed)
+    n = sum(sizes)
+    X, y = rng.normal(size=(n, 3)) + 100, rng.integers(0, 2, n)
+    ends = np.cumsum(sizes)[:-1]
+    whole = Moments.empty(3, 2).add(X, y)
+    parts = Moments.empty(3, 2)
+    for x, labels in zip(np.split(X, ends), np.split(y, ends), strict=True):
+        parts = parts.add(x, labels)
+    np.testing.assert_allclose(parts.scatter, whole.scatter, rtol=1e-9, atol=1e-9)
+    seen = whole.counts > 0
+    np.testing.assert_allclose((parts.means + parts.pilot)[seen], (whole.means + whole.pilot)[seen], rtol=1e-12)
+    sparse = Moments.empty(3, 2).add(scipy.sparse.csr_matrix(X), y)
+    np.testing.assert_allclose(sparse.scatter, whole.scatter, rtol=1e-6, atol=1e-6)
+
+
+def test_dense_and_sparse_blocks_are_summed_alike():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2 * BLOCK_ROWS + 17, 3))
+    found = summed(Moments.empty(3), [X[:50], scipy.sparse.csr_matrix(X[50:90]), X[90:]])
+    np.testing.assert_allclose(found.covariance(), np.cov(X.T), rtol=1e-10, atol=1e-12)
+    assert found.n == len(X)
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0, 1e4])
+def test_views_side_by_side_are_one_matrix(offset):
+    """The products of parts, with and without a pilot, are those of the rows they make together."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3 * BLOCK_ROWS, 7)) @ rng.normal(size=(7, 7)) + offset * np.arange(7)
+    parts, whole = (summed(Moments.empty(7), pieces) for pieces in (
+        [[x[:, :2], x[:, 2:3], x[:, 3:]] for x in batches(X, 5000)], batches(X, 5000)))  # fmt: skip
+    np.testing.assert_allclose(parts.covariance(), np.cov(X.T), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(parts.covariance(), whole.covariance(), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(parts.group_means(), X.mean(0)[None], rtol=1e-12)
+
+
+@pytest.mark.parametrize("constant", [0.1, 0.3, 7.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_constant_sparse_column_does_not_count(dtype, constant):
+    left = np.c_[X[:, :3], np.full(len(X), constant)].astype(dtype)
+    right = X[:, 3:].astype(dtype)
+    thin = [
+        (scipy.sparse.csr_matrix(left[i : i + 300]), scipy.sparse.csr_matrix(right[i : i + 300]))
+        for i in range(0, 1000, 300)
+    ]
+    sparse, dense = es.solve(es.problems.cca(), thin, 2), es.solve(es.problems.cca(), [(left, right)], 2)
+    np.testing.assert_allclose(sparse.eigenvalues, dense.eigenvalues, rtol=1e-4)
+    assert "rank 5 of 6" in sparse.message
+    assert "rank 5 of 6" in dense.message
