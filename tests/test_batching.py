@@ -5,33 +5,27 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import scipy.sparse
 
 import eigenstream as es
-from eigenstream.streams import batching
 
 rng = np.random.default_rng(0)
 X = (rng.normal(size=(1003, 6)) * [3, 2, 1, 1, 1, 0.5]).astype(np.float32)
 S = scipy.sparse.random_array((1003, 30), density=0.1, random_state=0, format="csr", dtype=np.float32)
 
 
-@pytest.fixture
-def small_windows(monkeypatch):
-    """Files that look larger than memory: 96 rows of 6 numbers fit a window."""
-    # patched: see notes
-    monkeypatch.setattr(batching, "WINDOW_NUMBERS", 96 * 6)
-
-
 @pytest.mark.parametrize("size", [1, 7, 50, 100, 400, 2000])
-def test_an_epoch_is_every_row_once_in_a_new_order(size, small_windows, tmp_path):
+def test_an_epoch_is_every_row_once_in_a_new_order(size, tmp_path):
     numbers = np.arange(1003.0)[:, None] * np.ones((1, 6))
     np.save(tmp_path / "x.npy", numbers)
+    # As if memory were short: 96 rows of 6 numbers fit a window.
     stream, mapped = (
-        es.streams.batches(numbers, batch_size=size),
-        es.streams.batches(tmp_path / "x.npy", batch_size=size),
+        replace(es.streams.batches(source, batch_size=size), window_numbers=96 * 6)
+        for source in (numbers, tmp_path / "x.npy")
     )
     orders = []
     for epoch in range(3):
@@ -50,7 +44,7 @@ def test_an_epoch_is_every_row_once_in_a_new_order(size, small_windows, tmp_path
     # Rows that are neighbours in the stream are far apart in the file: a third of it on average if all were mixed.
     assert np.abs(np.diff(orders[0])).mean() > 150
     np.testing.assert_array_equal(np.concatenate(list(stream)), np.concatenate(list(stream)))
-    other = es.streams.batches(numbers, batch_size=size, random_state=1)
+    other = replace(stream, random_state=1)
     assert not np.array_equal(np.concatenate(list(other))[:, 0], orders[0])
 
 

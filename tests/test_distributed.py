@@ -83,9 +83,9 @@ def test_rows_that_several_processes_hold_are_joined_once():
     values = np.arange(10.0).reshape(2, 5)
     first, second = (np.where((np.arange(5) < 2) == head, values, 0) for head in (True, False))
     all_of_them = [(first, (0, 2)), (first, (0, 2)), (second, (2, 5)), (second, (2, 5))]
-    with mock.patch.object(distributed, "of_all", return_value=all_of_them):
-        np.testing.assert_array_equal(distributed.joined_rows(values[:, :2], 0, 5), values)
-    assert distributed.joined_rows(values, 0, 5) is values
+    with mock.patch.object(distributed, "gather_all", return_value=all_of_them):
+        np.testing.assert_array_equal(distributed.gather_rows(values[:, :2], 0, 5), values)
+    assert distributed.gather_rows(values, 0, 5) is values
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_processes_agree_on_who_reads_what(owners, shares, speakers):
     for process in range(len(shares)):
         with mock.patch("jax.process_index", return_value=process):
             found.append(place.share(5))
-            speaking += [process] * place.speaks_for_its_rows
+            speaking += [process] * place.is_first_with_its_rows
     assert found == shares
     assert speaking == speakers
     # One row cannot be shared: all processes read it.

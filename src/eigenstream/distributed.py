@@ -99,10 +99,10 @@ def agreed(*flags: bool) -> tuple[bool, ...]:
     """For every flag, whether it is set in any process."""
     if count() == 1:
         return flags
-    return tuple(bool(column.any()) for column in np.stack(of_all(np.array(flags))).T)
+    return tuple(bool(column.any()) for column in np.stack(gather_all(np.array(flags))).T)
 
 
-def of_all(tree: Any) -> list[Any]:
+def gather_all(tree: Any) -> list[Any]:
     """Gather a tree of host arrays, equal in shapes, from every process; one tree per process."""
     if count() == 1:
         return [tree]
@@ -125,7 +125,7 @@ def gather_rows(part: np.ndarray, start: int, total: int) -> np.ndarray:
     whole = np.zeros((*part.shape[:-1], total), part.dtype)
     whole[..., start : start + part.shape[-1]] = part
     # Processes that hold the same rows hold the same values.
-    for other, (lo, hi) in of_all((whole, np.array([start, start + part.shape[-1]]))):
+    for other, (lo, hi) in gather_all((whole, np.array([start, start + part.shape[-1]]))):
         whole[..., lo:hi] = other[..., lo:hi]
     return whole
 
@@ -141,7 +141,7 @@ def exit_without(process: int) -> None:
     os._exit(1)
 
 
-def waiting_for_the_others(f: Callable[..., Any]) -> Callable[..., Any]:
+def report_lost_first(f: Callable[..., Any]) -> Callable[..., Any]:
     """Delay a JAX error in ``f``, so that a lost process is reported before the errors which it causes."""
 
     @wraps(f)

@@ -174,7 +174,7 @@ class Run:
         own: dict[str, Any] = {"n_iter": self.steps, "solver": self.solver, "history": self.history}
         return Result(**ending._asdict(), **own, summary=self.engine.summary())
 
-    @distributed.waiting_for_the_others
+    @distributed.report_lost_first
     def through(
         self,
         batches: Iterable[Tree] | None,

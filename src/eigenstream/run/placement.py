@@ -127,7 +127,7 @@ class Placement:
         return shards
 
     @property
-    def speaks_for_its_rows(self) -> bool:
+    def is_first_with_its_rows(self) -> bool:
         """Whether no process with a lower number holds the same rows."""
         shards = {0: {0}} if self.mesh is None else self._row_shards()
         me = jax.process_index()
@@ -173,7 +173,7 @@ class Placement:
         short = jax.tree.map(lambda x: _put(x, self._sharding()), state._replace(**dict.fromkeys(long)))
         return short._replace(**long)
 
-    def everywhere(self, problem: Any) -> Any:
+    def replicate(self, problem: Any) -> Any:
         """Replicate a problem's arrays on every device."""
         if self.mesh is None:
             return problem
@@ -216,7 +216,7 @@ def on_host(tree: Tree) -> Tree:
     return jax.tree.map(fetch, tree)
 
 
-def saved(tree: Tree) -> Tree:
+def for_checkpoint(tree: Tree) -> Tree:
     """The arrays of a checkpoint. With several processes they stay padded, and each process writes its shards."""
     return on_host(tree) if distributed.count() == 1 else _map(lambda x: x.array, tree)
 

@@ -16,7 +16,7 @@ from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.problems.checks import check_finite, view_sizes
 from eigenstream.run.engine import Ending, Engine, Setup, Stop, check_enough_rows, like_fresh
-from eigenstream.run.placement import on_host, placed, saved
+from eigenstream.run.placement import for_checkpoint, on_host, placed
 from eigenstream.run.result import Status
 from eigenstream.solvers.stochastic import Info
 
@@ -56,7 +56,7 @@ class SteppingEngine(Engine):
         self._k = problem.most_components(view_sizes(template)) if setup.k is None else setup.k
         state = jax.tree.map(jnp.copy, solver.init(problem, first, self._k, jax.random.key(setup.seed)))
         self.solver, self.placement = solver, setup.placement
-        self.problem: Problem = self.placement.everywhere(problem)
+        self.problem: Problem = self.placement.replicate(problem)
         self.template, self.state = template, self.placement.state(state, template)
         self.pilot = None if problem.noiseless else problem.pilot(first)
         self.sums = problem.start_summary(template) if setup.summarise else None
@@ -112,7 +112,7 @@ class SteppingEngine(Engine):
 
     def _summarise(self, near: Tree, total: int) -> None:
         """Add rows to the summary, in one of the processes that hold them."""
-        mine = self.placement.speaks_for_its_rows if views.n_rows(near) < total else distributed.is_first()
+        mine = self.placement.is_first_with_its_rows if views.n_rows(near) < total else distributed.is_first()
         if self.sums is not None and mine:
             self.sums = self.sums.add(*self.problem.split(near))
 
@@ -146,8 +146,8 @@ class SteppingEngine(Engine):
         return epoch + 1 < max_epochs and not self.problem.noiseless
 
     def _kept(self) -> Any:
-        sums = None if self.sums is None else Summary.joined(distributed.of_all(self.sums))
-        return saved(self.state), on_host(self.info), self.pilot, sums
+        sums = None if self.sums is None else Summary.joined(distributed.gather_all(self.sums))
+        return for_checkpoint(self.state), on_host(self.info), self.pilot, sums
 
     def saveable(self) -> list[Any] | None:
         return None if self.info is None else jax.tree.leaves(self._kept())
@@ -188,4 +188,4 @@ class SteppingEngine(Engine):
         return Ending(self.sign * np.asarray(lam), V, residuals, converged, status, message, state, n_rows)
 
     def summary(self) -> Summary | None:
-        return None if self.sums is None else Summary.joined(distributed.of_all(self.sums)).less(self.pilot)
+        return None if self.sums is None else Summary.joined(distributed.gather_all(self.sums)).less(self.pilot)
