@@ -1,4 +1,4 @@
-"""Rows of far more than the mean energy."""
+"""Rows with far more than the mean squared norm."""
 
 import numpy as np
 import pytest
@@ -15,14 +15,27 @@ def test_outliers_are_scaled_down_and_named(game_on_power):
     rows = rng.choice(len(dirty[0]), 12, replace=False)
     for view in dirty:
         view[rows] *= 30
-    with pytest.warns(UserWarning, match="rows have over 100 times the mean energy"):
-        result = es.solve(es.problems.cca(), batched(dirty), k=4, solver="game")
+    with pytest.warns(UserWarning, match="12 of 6000 rows have over 100 times the mean squared norm"):
+        result = es.solve(es.problems.cca(), batched(dirty), k=4, solver=es.solvers.Game(outlier=100.0))
     assert captured(POWER, result.V, 4) > captured(POWER, game_on_power.V, 4) - 0.05
     guard = Outliers(100.0)
     for batch in batched(dirty):
         guard.tame(batch)
     assert guard.count == 12
     assert set(guard.named) <= set(rows.tolist())
+
+
+def test_no_solver_changes_rows_unless_asked():
+    """Whether ``auto`` takes the exact solver or the game must not decide which rows are solved for."""
+    X = np.random.default_rng(0).normal(size=(300, 6)).astype(np.float32)
+    X[7] *= 100
+    exact, game = (es.PCA(2, memory_budget=budget).fit(X) for budget in (4e9, 1))
+    assert isinstance(exact.solver_, es.solvers.Exact)
+    assert isinstance(game.solver_, es.solvers.Game)
+    np.testing.assert_allclose(game.explained_variance_, exact.explained_variance_, rtol=0.02)
+    with pytest.warns(UserWarning, match="takes rows as they are"):
+        scaled = es.PCA(2, solver=es.solvers.Game(outlier=100.0)).fit(X)
+    assert scaled.explained_variance_[0] < 0.5 * exact.explained_variance_[0]
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def test_a_step_size_that_is_far_too_large_is_named():
     views = [(x[:, :30], x[:, 30:]) for x in np.split(X, 20)]
     result = es.solve(es.problems.cca(), views, 2, solver=Paper(learning_rate=0.1, optimizer=optax.sign_sgd))
     assert np.isfinite(result.V).all()
-    assert "lower learning_rate, scale the features alike or use Adam" in result.message
+    assert "lower learning_rate, standardise features, or use Adam" in result.message
 
 
 def test_polish_orders_the_eigenvectors_in_the_span():

@@ -35,6 +35,8 @@ class Blocks:
         form = structure, [_kind(leaf) for leaf in leaves]
         if self.waiting and not (form == self._form and self._has_room(n_rows(batch))):
             out.append(self.rest())
+            # The block is the buffer itself, so the next rows need another one.
+            self._form = None
         if not self.waiting and n_rows(batch) >= self.block_rows:
             return [*out, jax.tree.unflatten(structure, leaves)]
         if not self.waiting and not (form == self._form and self._has_room(n_rows(batch))):
