@@ -68,8 +68,8 @@ class Outliers:
             return ""
         more = ", ..." if self.count > len(self.named) else ""
         return (
-            f"{self.count} of {self.seen} rows have over {self.limit:g} times the mean squared norm and were scaled down "
-            f"to that: rows {', '.join(map(str, self.named))}{more}"
+            f"{self.count} of {self.seen} rows have over {self.limit:g} times the mean squared norm and were scaled "
+            f"down to that: rows {', '.join(map(str, self.named))}{more}"
         )
 
     def warn(self) -> None:

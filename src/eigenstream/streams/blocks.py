@@ -35,8 +35,6 @@ class Blocks:
         form = structure, [_kind(leaf) for leaf in leaves]
         if self.waiting and not (form == self._form and self._has_room(n_rows(batch))):
             out.append(self.rest())
-            # The block is the buffer itself, so the next rows need another one.
-            self._form = None
         if not self.waiting and n_rows(batch) >= self.block_rows:
             return [*out, jax.tree.unflatten(structure, leaves)]
         if not self.waiting and not (form == self._form and self._has_room(n_rows(batch))):
@@ -55,6 +53,13 @@ class Blocks:
         """Pickle the queued rows without the unused memory behind them."""
         kept = [x if isinstance(x, list) else x[: self.waiting].copy() for x in self._rows]
         return {**vars(self), **({"_rows": kept} if self.waiting else {"_rows": [], "_form": None})}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        vars(self).update(kept)
+        for i, x in enumerate(self._rows):
+            if not isinstance(x, list):
+                self._rows[i] = self._room(x)
+                self._rows[i][: self.waiting] = x
 
     def _has_room(self, count: int) -> bool:
         return all(isinstance(x, list) or self.waiting + count <= len(x) for x in self._rows)
