@@ -152,8 +152,9 @@ def test_a_step_is_pure_and_serves_scan():
     first = jax.tree.map(jnp.asarray, batches[0])
     state = solver.init(problem, first, 2, jax.random.key(0))
     scanned, _ = jax.jit(lambda s, b: jax.lax.scan(lambda s, x: solver.step(problem, s, x), s, b))(state, stacked)
+    step = jax.jit(lambda s, b: solver.step(problem, s, b))
     for batch in batches:
-        state, _ = jax.jit(lambda s, b: solver.step(problem, s, b))(state, jax.tree.map(jnp.asarray, batch))
+        state, _ = step(state, jax.tree.map(jnp.asarray, batch))
     assert int(scanned.moves) == int(state.moves) > 2
     one, other = (players.to_matrix(players.take(s.S, 0, 2)) for s in (state, scanned))
     assert es.metrics.subspace_error(one, other) < 1e-3
