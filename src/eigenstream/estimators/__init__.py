@@ -2,7 +2,7 @@
 
 from eigenstream.estimators.ica import ICA
 from eigenstream.estimators.lda import LDA
-from eigenstream.estimators.loading import load
+from eigenstream.estimators.model_files import load
 from eigenstream.estimators.multiview import MultiviewCCA
 from eigenstream.estimators.pairs import CCA, PLS
 from eigenstream.estimators.pca import PCA

@@ -1,4 +1,4 @@
-"""The files of a fitted estimator, ``model.safetensors`` and ``config.json``; they hold no code."""
+"""Save and load fitted estimators: ``model.safetensors`` and ``config.json``, which hold no code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from eigenstream.run.checkpoint import plain, write_atomically
@@ -47,6 +48,50 @@ def save(estimator: Any, folder: Path, **more: Any) -> None:
     write_atomically(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
 
 
+def load(folder: str | Path) -> Any:
+    """Read a fitted estimator that ``save`` or ``eigenstream fit`` wrote. No code is executed.
+
+    Parameters
+    ----------
+    folder : str or Path
+
+    Returns
+    -------
+    estimator
+        Ready for ``transform``, ``predict`` and so on. ``partial_fit`` raises: its sums were not saved.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, eigenstream as es
+    >>> X = np.random.default_rng(0).normal(size=(100, 3))
+    >>> folder = tempfile.mkdtemp()
+    >>> pca = es.PCA(n_components=2).fit(X)
+    >>> pca.save(folder)
+    >>> bool((es.load(folder).transform(X) == pca.transform(X)).all())
+    True
+    """
+    # Here, because the estimators import this module.
+    from eigenstream import estimators
+
+    folder = Path(folder)
+    path = folder / "config.json"
+    if not path.exists() or not (folder / "model.safetensors").exists():
+        raise FileNotFoundError(f"{folder} holds no finished model: config.json and model.safetensors are needed")
+    config = json.loads(path.read_text())
+    kind: Any = getattr(estimators, str(config.get("estimator")), None)
+    if config.get("format") != FORMAT or not hasattr(kind, "fit_stream"):
+        raise ValueError(f"{path} is not a model of this version: fit it again")
+    estimator: Any = kind(**{name: _restored(value) for name, value in config["parameters"].items()})
+    tensors = load_tensors((folder / "model.safetensors").read_bytes())
+    for name in sorted({name.rpartition(".")[0] for name in tensors if "." in name}):
+        count = sum(key.startswith(f"{name}.") for key in tensors)
+        setattr(estimator, name, [tensors.pop(f"{name}.{i}") for i in range(count)])
+    learned = config["learned"] | {"status_": saved_status(config["learned"])}
+    values = {name: np.array(value) if isinstance(value, list) else value for name, value in learned.items()}
+    vars(estimator).update(tensors | values, solver_=_restored(config["solver"]), history_=[])
+    return estimator
+
+
 def _parameter(value: Any) -> Any:
     """A setting as JSON: a solver as its name and settings; any other object as its name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -59,7 +104,7 @@ def _parameter(value: Any) -> Any:
     return {"optimizer": named[0]} if named else plain(value)
 
 
-def restored(value: Any) -> Any:
+def _restored(value: Any) -> Any:
     """A setting from its JSON."""
     if not isinstance(value, dict):
         return value
@@ -68,7 +113,7 @@ def restored(value: Any) -> Any:
     kind = {kind.__name__: kind for kind in SOLVERS.values()}.get(value.get("solver", ""))
     if kind is None:
         return None
-    settings = {name: restored(item) for name, item in value["settings"].items()}
+    settings = {name: _restored(item) for name, item in value["settings"].items()}
     # A schedule is code, so only its name was saved: use the default in its place.
     return kind(**{name: item for name, item in settings.items() if not isinstance(item, str | list)})
 
