@@ -129,7 +129,6 @@ class Run:
 
     def take(self, raw: Tree) -> None:
         """Learn from one batch; on given matrices, take this many steps."""
-        self.batches += 1
         if self.problem.noiseless:
             self.steps += self.engine.take(None, 0, raw)
             return
@@ -140,7 +139,7 @@ class Run:
             self.begin(batch)
         self._check_shape(batch)
         self.steps += self.engine.take(batch, start, total)
-        self.n += total
+        self.n, self.batches = self.n + total, self.batches + 1
         self._keep(batch)
 
     def _check_shape(self, batch: Tree) -> None:
