@@ -24,7 +24,7 @@ def test_rows_of_another_distribution_restart_the_players():
     result = es.solve(es.problems.cca(), stream, k=4, solver="game")
     # Twice if a block holds rows of both distributions.
     assert int(result.state.restarts) in (1, 2)
-    assert "restarted 1 times because the rows changed" in result.message
+    assert "restarts because the rows changed: 1" in result.message
     assert captured(later, result.V, 4) > 0.97
 
 

@@ -87,4 +87,4 @@ def test_rows_that_are_not_finite_on_a_device_are_not_learned_from():
     batches[20] = batches[20].at[3, 3].set(jnp.nan)
     result = es.solve(es.problems.pca(center=False), batches, k=2, solver="game")
     assert np.isfinite(result.V).all()
-    assert "not finite and were skipped" in result.message
+    assert "moves skipped because they were not finite" in result.message

@@ -107,3 +107,12 @@ def test_a_tolerance_does_not_stop_players_that_have_not_moved():
     result = es.solve(es.problems.pca(), np.split(X, 60), 2, "game", half_life=5000, tol=0.05)
     exact = es.solve(es.problems.pca(), [X], 2, "exact")
     assert es.metrics.subspace_error(result.V, exact.V) < 0.2
+
+
+def test_tol_does_not_stop_the_game_before_the_last_row_if_every_dimension_plays():
+    """The answer is then that of the rows so far, and only more rows improve it."""
+    X = np.random.default_rng(0).normal(size=(2000, 6)) * [3, 2, 1, 1, 1, 1]
+    result = es.solve(es.problems.pca(), np.split(X, 20), 2, "game", tol=0.1)
+    assert result.state.plays_all
+    assert result.n_samples_seen == 2000
+    assert result.status == "converged"

@@ -81,7 +81,7 @@ def fit(
     nodes: Annotated[int | None, typer.Option(help="Number of nodes. Default: counted in a first pass.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per step of a streaming solver.")] = None,
     epochs: Annotated[int, typer.Option(help="Maximal number of passes of a streaming solver.")] = 1,
-    tol: Annotated[float | None, typer.Option(help="The residual at which a streaming solver stops.")] = None,
+    tol: Annotated[float | None, typer.Option(help="Stop below this residual; the game, below this shortfall.")] = None,
     shuffle: Annotated[bool, typer.Option(help="Whether a streaming solver reads the rows in random order.")] = True,
     memory_budget: Annotated[float, typer.Option(help="Memory in bytes that auto allows the exact solver.")] = 4e9,
     precision: Annotated[str | None, typer.Option(help="Precision of GPU products: float32, tf32 or bf16.")] = None,

@@ -184,7 +184,9 @@ class GameEngine(SteppingEngine):
             return super().snapshot()
         self.info = self._apply("info", self.state)
         known = verdict(self.state, 1, solved=self.holds_whole_stream)
-        return {**super().snapshot(), "shortfall": known.shortfall, "heldout": self.sign * known.heldout}
+        record = {**super().snapshot(), "heldout": self.sign * known.heldout}
+        # With K = d the answer is that of all rows so far, as an exact one: only more rows improve it.
+        return record if self.state.plays_all else {**record, "shortfall": known.shortfall}
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
         begun = int(self.state.step) > 0 or bool(self._queue)

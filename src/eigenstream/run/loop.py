@@ -165,8 +165,9 @@ class Run:
         """The eigenpairs so far."""
         if not self.begun:
             raise ValueError("batches is empty: give at least one batch")
-        on_matrices = self.problem.noiseless
-        source = f"{self.steps} steps on the matrices" if on_matrices else f"{self.n} rows in {self.batches} batches"
+        source = f"{self.n} rows in {self.batches} batch{'es' * (self.batches != 1)}"
+        if self.problem.noiseless:
+            source = f"{self.steps} steps on the matrices"
         ending = self.engine.finish(self.n, source, self.stop)
         if tol is not None and ending.status is Status.NOT_CONVERGED and self.engine.criterion:
             ending = ending._replace(message=f"{ending.message} (tol={tol:g} was not reached)")

@@ -84,8 +84,9 @@ def verdict(state: Any, rows_read: int, solved: bool = False) -> Verdict:
         more = max(int(rows_read * (shortfall / ENOUGH - 1)), 1)
         words += " and still rising" if to_come > lost else ", for too few rows in so many dimensions"
         words += f"; about {_round(more):,} more rows are needed"
-    worst, floor = float(np.max(state.preconditioned_residuals)), float(np.max(state.floors))
-    words += f" (preconditioned residual {worst:.2g}, noise floor {floor:.2g})"
+    if not state.plays_all:
+        worst, floor = float(np.max(state.preconditioned_residuals)), float(np.max(state.floors))
+        words += f" (preconditioned residual {worst:.2g}, noise floor {floor:.2g})"
     # In the order of the result, largest first: players may have changed places.
     order = np.argsort(-lam, kind="stable")
     found = clusters(lam[order], np.where(np.isfinite(errors), errors, 0)[order])
@@ -93,9 +94,9 @@ def verdict(state: Any, rows_read: int, solved: bool = False) -> Verdict:
         words += f"; eigenvalues {named(found)} differ by less than their errors, so only the span of each group is "
         words += "determined, not the vectors in it"
     if int(state.refused):
-        words += f"; {int(state.refused)} moves were not finite and were skipped"
+        words += f"; moves skipped because they were not finite: {int(state.refused)}"
     if int(state.restarts):
-        words += f"; restarted {int(state.restarts)} times because the rows changed"
+        words += f"; restarts because the rows changed: {int(state.restarts)}"
     return Verdict(converged, shortfall, words, heldout, errors)
 
 
