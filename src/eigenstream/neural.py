@@ -305,7 +305,7 @@ class _Summary:
 
 
 def _leading(result: Result, variance: Any) -> tuple[Tree, int, float]:
-    """The principal components that explain this share of variance or else all, their number, and their share."""
+    """The principal components that explain this share of variance (all, if they do not), their number and share."""
     assert result.summary is not None
     share = np.cumsum(result.eigenvalues) / (result.summary.scatter / (result.n_samples_seen - 1))
     # The tolerance is for rounding errors.

@@ -125,7 +125,7 @@ class StreamEstimator(BaseEstimator):
         raise NotImplementedError
 
     def _publish(self, result: Result, again: Iterable[Tree]) -> None:
-        """Set the learned attributes; a streaming solver measures scores on the rows of ``again``."""
+        """Set the learned attributes; ``again`` gives the rows once more, for scores after a streaming solver."""
         raise NotImplementedError
 
     def _wanted(self) -> int | None:
@@ -259,7 +259,7 @@ class StreamEstimator(BaseEstimator):
         """Rows to apply the fitted model to."""
         check_is_fitted(self)
         if isinstance(X, str | Path):
-            raise ValueError(f"X is a path: give an array, of a .npy file np.load({str(X)!r}, mmap_mode='r')")
+            raise ValueError(f"X is a path: give an array; for a .npy file, np.load({str(X)!r}, mmap_mode='r')")
         return validate_data(self, X, reset=False, **row_options(to_fit=False))
 
 

@@ -17,7 +17,7 @@ from eigenstream.core.types import Tree
 from eigenstream.problems.checks import check_options, check_views
 from eigenstream.problems.statistics import MomentStatistics
 
-#: Pairs ``s, t`` with ``V·MVᵀ = Σ s·tᵀ + t·sᵀ``: a sum over rows instead of features.
+#: Pairs ``s, t`` with ``V·MVᵀ = Σ (s·tᵀ + t·sᵀ)``: sums over rows, which cost less than sums over features.
 Factors = tuple[tuple[jax.Array, jax.Array], ...]
 
 

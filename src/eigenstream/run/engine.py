@@ -109,7 +109,7 @@ class Engine(Protocol):
         return True
 
     def revisit(self, batch: Tree) -> None:
-        """See a batch again that was learned from before a checkpoint."""
+        """After a resume, keep what is needed of a batch that was learned from before; do not learn from it again."""
         return
 
     def flush(self) -> None:

@@ -185,7 +185,7 @@ class GameEngine(SteppingEngine):
         self.info = self._apply("info", self.state)
         known = verdict(self.state, 1, solved=self.holds_whole_stream)
         record = {**super().snapshot(), "heldout": self.sign * known.heldout}
-        # With K = d the answer is that of all rows so far, as an exact one: only more rows improve it.
+        # With K = d the players span the whole space and solve for the rows so far: only more rows improve the answer.
         return record if self.state.plays_all else {**record, "shortfall": known.shortfall}
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:

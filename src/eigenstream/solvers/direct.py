@@ -79,7 +79,7 @@ def by_arpack(A: Any, B: Any, k: int, which: str, tol: float, seed: int) -> tupl
     code = {"largest": "LA", "smallest": "SA", "magnitude": "LM"}[which]
     sparse = scipy.sparse.issparse(A) and (B is None or scipy.sparse.issparse(B))
     try:
-        # The smallest eigenvalues of a Laplacian are close: after a short try, shift-invert converges faster.
+        # The smallest eigenvalues of a Laplacian are close together: try Lanczos briefly, then shift-invert.
         quick = {"maxiter": 100} if sparse and which == "smallest" else {}
         w, V = sla.eigsh(A, k, which=code, **(options | quick))
     except sla.ArpackNoConvergence as error:

@@ -53,7 +53,7 @@ def move_players(problem: Problem, state: GameState, half_life: float | None, wh
     with jax.default_matmul_precision("highest"):
         new = _moved(problem.for_game(state.plays_all), state, half_life, jnp.asarray(whole) | problem.noiseless)
     finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((new.S, new.MA, new.MB, new.N))]).all()
-    # The gathered sums are reset in either case.
+    # Whether the move is accepted or not, the gathered sums start again from zero.
     stay = state._replace(refused=state.refused + 1, failed=state.moves == 0)
     moved = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, stay)
     # Given matrices overwrite their sums at each step, so these need no reset.
@@ -75,7 +75,7 @@ def _moved(problem: Problem, state: GameState, half_life: float | None, whole: j
     tiny = jnp.finfo(noisy.dtype).tiny
     Bv = players.add(BV, players.scale(known.kappa * jnp.diag(noisy)[:K], players.take(PS, 0, K)))
     norms = jnp.maximum(players.dot(V, Bv), tiny)
-    # The sketch overstates ⟨v, P v⟩ of players outside it, so the smaller of the two lengths is used.
+    # For a player outside the span of the sketch ⟨v, P v⟩ is too large: take the smaller of both estimates of ⟨v, B v⟩.
     bare = players.dot(V, BV)
     lengths = jnp.minimum(norms, jnp.maximum(bare + known.kappa * jnp.diag(noisy)[:K], tiny))
     bare = jnp.maximum(bare, CLEAR * lengths)
@@ -128,7 +128,7 @@ def _moved(problem: Problem, state: GameState, half_life: float | None, whole: j
 
 
 def rayleigh_ritz(problem: Problem, state: GameState, known: Corrected) -> Ritz:
-    """Solve the eigenproblem within the span, with noise added to ``B`` and subtracted from ``A``."""
+    """Rayleigh-Ritz in the span of ``S``; the noise level is added to ``B`` and subtracted from ``A``."""
     K, k, L = len(state.lam), state.k, len(state.N)
     GA, GB = (symmetric(players.gram(state.S, M), L) for M in (known.MA, known.MB))
     lengths = jnp.maximum(known.energy, jnp.finfo(GB.dtype).tiny)
