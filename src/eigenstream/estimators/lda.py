@@ -26,7 +26,8 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
     Parameters
     ----------
     n_components : int, optional
-        Number of discriminants that `transform` gives. None: all. `predict` always uses all, as in scikit-learn.
+        Number of discriminants that `transform` gives. None: all. With ``"auto"`` and ``"exact"`` all are solved for
+        and `predict` uses all, as in scikit-learn; other solvers find this many.
     ridge : float
         Added to the within-class covariance, relative to its mean eigenvalue.
     priors : (n_classes,) array, optional
@@ -76,7 +77,8 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
                 f"n_components={self.n_components!r}: there are {most} discriminants of {len(self.classes_)} classes; "
                 f"give a number from 1 to {most}, or None"
             )
-        return None
+        all_at_once = self.solver in ("auto", "exact") or getattr(self.solver, "whole_spectrum", False)
+        return None if all_at_once else self.n_components
 
     def fit(self, X: Any, y: Any) -> LDA:
         """Learn from rows ``X`` and their classes ``y``."""

@@ -122,7 +122,7 @@ def saved_status(learned: dict[str, Any]) -> str:
     """The status in a model's config."""
     if "status_" in learned:
         return learned["status_"]
-    # Models of version 0.1 have no status, but the message says whether the run was interrupted.
-    if learned["message_"].startswith("interrupted"):
-        return str(Status.INTERRUPTED)
-    return str(Status.CONVERGED if learned["converged_"] else Status.NOT_CONVERGED)
+    # Models of version 0.1 have no status: their message tells.
+    said = {"interrupted": Status.INTERRUPTED, "solved exactly": Status.SOLVED, "a step near number": Status.FAILED}
+    ended = Status.CONVERGED if learned["converged_"] else Status.NOT_CONVERGED
+    return str(next((status for words, status in said.items() if learned["message_"].startswith(words)), ended))

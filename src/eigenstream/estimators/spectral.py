@@ -55,10 +55,11 @@ class GraphMixin:
     def _fit_graph(self: Any, problem: problems.Problem, nodes: int, batches: Any, **options: Any) -> Any:
         if self._wanted() is None and 6 * 8 * nodes**2 > self.memory_budget:
             raise ValueError(f"n_components=None: all {nodes} components do not fit memory_budget; give a number")
-        self._fit_batches(batches, problem=problem, **options)
-        # The run holds the graph, which can be large, and there is no partial_fit that would need it.
-        del self._run
-        return self
+        try:
+            return self._fit_batches(batches, problem=problem, **options)
+        finally:
+            # The run holds the graph, which can be large, and there is no partial_fit that would need it.
+            vars(self).pop("_run", None)
 
     def _affinity(self: Any, X: Any) -> Any:
         if X.shape[0] == X.shape[1] and self.affinity != "precomputed":

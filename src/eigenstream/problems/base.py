@@ -108,7 +108,7 @@ class Problem:
 
     def with_sign(self, sign: int) -> Self:
         """The same problem for ``sign A``."""
-        return replace(self, sign=sign)
+        return self if sign == self.sign else replace(self, sign=sign)
 
     def accept(self, batch: Tree) -> Tree:
         """Check a batch on the host and convert it to its canonical form."""
@@ -191,13 +191,13 @@ class Problem:
         return players.ridged(ones, ones, self.ridge, 1.0)
 
     def estimate(self, memory: Tree, batch: Tree, V: Tree, independent: bool) -> list[tuple[Products, Products]]:
-        """Pairs (p, q): use ``p.AV`` for ``sign A`` and ``q.BV`` for ``B``, and average the directions.
+        """Pairs (p, q): use ``p.AV`` for ``A`` and ``q.BV`` for ``B``, and average the directions.
 
         With ``independent``, p and q share no row. The parts of the batch are rotated, so that each is used for both.
         """
 
         def products(*parts: Tree) -> Products:
-            return self.products(self.rows(memory, *parts), V).with_sign(self.sign)
+            return self.products(self.rows(memory, *parts), V)
 
         if not independent:
             whole = products(batch)
@@ -214,6 +214,10 @@ class Problem:
             if parts_of_A > 1:
                 for_A = [products(*(parts[(r + i) % m] for i in range(parts_of_A))) for r in range(m)]
         return [(for_A[r], for_B[(r + parts_of_A) % m]) for r in range(m)]
+
+    def signed_estimate(self, *arguments: Any) -> list[tuple[Products, Products]]:
+        """`estimate` with ``sign A`` in the place of ``A``: what solvers use."""
+        return [(p.with_sign(self.sign), q.with_sign(self.sign)) for p, q in self.estimate(*arguments)]
 
     def fewest_rows(self, independent: bool) -> int:
         """The smallest batch that `estimate` can use."""

@@ -93,7 +93,7 @@ class Matrices(Problem):
         return jnp.diag(self.B)
 
     def estimate(self, memory: Tree, batch: Tree, V: Tree, independent: bool) -> list[tuple[Products, Products]]:
-        exact = self.products(None, V).with_sign(self.sign)
+        exact = self.products(None, V)
         return [(exact, exact)]
 
     def fewest_rows(self, independent: bool) -> int:

@@ -70,7 +70,7 @@ class Engine(Protocol):
     #: Whether rows are summed: their order and the size of batches do not matter, and ``tol``, ``max_epochs`` and
     #: ``max_steps`` do not apply.
     sums_rows: bool
-    #: The entry of a snapshot that ``tol`` bounds; empty if there is none.
+    #: The entry of a snapshot that ``tol`` bounds, in snapshots that have it; empty if none has.
     criterion: str
     #: The fewest rows that can be learned from at once.
     fewest_rows: int

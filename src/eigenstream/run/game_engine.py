@@ -190,7 +190,7 @@ class GameEngine(SteppingEngine):
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
         begun = int(self.state.step) > 0 or bool(self._queue)
-        check_enough_rows(n_rows if begun else -1, self.fewest_rows, self.problem, self._k)
+        check_enough_rows(n_rows if begun else -1, self.fewest_rows, self.problem, self._asked)
         if self.holds_whole_stream:
             self.flush()
             return self._ending(n_rows, source, stop)
@@ -211,7 +211,9 @@ class GameEngine(SteppingEngine):
         if self.failed:
             raise ValueError("no move of the players was finite: look for numbers too large to square")
         found = min(int((np.asarray(players.norms(V)) > 0).sum()), int(state.rank))
-        if found < len(lam):
+        if self._asked is None:
+            lam, V, order, residuals = lam[:found], players.take(V, 0, found), order[:found], residuals[:found]
+        elif found < len(lam):
             raise ValueError(
                 f"k={len(lam)} is too large: only {found} components were found (constant or duplicate columns, or few "
                 "rows); give a smaller k, more rows, or a ridge"
@@ -220,7 +222,7 @@ class GameEngine(SteppingEngine):
             solved = bool(np.max(state.preconditioned_residuals) < SOLVED)
             message = stop.message if stop else f"stopped after {source}, with a residual of {residuals.max():.2g}"
             status = stop.status if stop else Status.CONVERGED if solved else Status.NOT_CONVERGED
-            converged = solved or status is Status.CONVERGED
+            converged = status is not Status.INTERRUPTED and (solved or status is Status.CONVERGED)
             return Ending(self.sign * lam, V, residuals, converged, status, message, state, n_rows)
         known = verdict(state, n_rows, solved=self.holds_whole_stream)
         status = stop.status if stop else Status.CONVERGED if known.converged else Status.NOT_CONVERGED

@@ -300,7 +300,8 @@ class Run:
     def restore(self, arrays: dict[int, np.ndarray], values: dict[str, Any], history: list[dict[str, Any]]) -> None:
         """Continue from a checkpoint."""
         for name in COUNTERS:
-            setattr(self, name, values.get(name, getattr(self, name)))
+            # Checkpoints of version 0.1 count steps alone.
+            setattr(self, name, values.get(name, values["steps"]))
         if values.get("stop") is not None:
             status, message = values["stop"]
             self.stop = Stop(Status(status), message)

@@ -53,6 +53,8 @@ class SteppingEngine(Engine):
         self.sign = 1 if setup.which == "largest" else -1
         problem, solver, first = setup.problem.with_sign(self.sign), setup.solver, setup.first
         template = problem.template(first)
+        #: The number asked for, None for all, and the number of players.
+        self._asked = setup.k
         self._k = problem.most_components(view_sizes(template)) if setup.k is None else setup.k
         state = jax.tree.map(jnp.copy, solver.init(problem, first, self._k, jax.random.key(setup.seed)))
         self.solver, self.placement = solver, setup.placement
@@ -165,7 +167,7 @@ class SteppingEngine(Engine):
         self.state = self.placement.state(state, self.template)
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
-        check_enough_rows(n_rows if self.info is not None else -1, self.fewest_rows, self.problem, self._k)
+        check_enough_rows(n_rows if self.info is not None else -1, self.fewest_rows, self.problem, self._asked)
         lam, V = self.solver.eigenpairs(self.problem, on_host(self.state))
         residuals = np.asarray(self.info.residuals)
         noise = "" if self.problem.noiseless else " on the last batch, sampling noise included"

@@ -20,14 +20,14 @@ Given: ``η_t``, ``γ_t``, ``ρ``, ``ν``, ``M``  1   1       1       fields of 
 for t = 1 … T                                 3   4       5       `Stochastic.step`, once a batch
 for every player, in parallel                 4   5       6       all rows of ``V`` at once
 for every machine, in parallel                    6       7       each of the ``pairs`` in `direction`
-``A_tm``, ``B_tm`` from independent batches       7       8       `Stochastic.pairs`: `estimate`
+``A_tm``, ``B_tm`` from independent batches       7       8       `Stochastic.pairs`: `signed_estimate`
 ``[⟨v, B v⟩]_j`` between ``ρ`` and ``ν``                  9       `Smooth.squared_norms`
 ``y_j`` and ``[By]_j``                        5   8, 9    10, 11  ``W`` in `direction`; clipped: `Paper.squared_norms`
 rewards                                       6   10      12      ``rewards`` in `direction`
 penalties                                     7   11      13      ``penalties`` in `direction`
 rewards - penalties; mean over machines       8   12, 15  14, 18  `direction`
 ``∇Bv = B v - [Bv]``; mean over machines          13, 18  15, 21  ``BV`` in `Stochastic.step`; `running_mean`
-``∇z``, the same on all machines                          16, 23  ``gradient_z`` in `Smooth.update_aux`
+``∇z``, the same on all machines                          16, 23  ``slope`` in `Smooth.update_aux`
 ``v' ← v + η_t ∇``                            9   16      19      `Stochastic.move`
 ``v ← v' / ‖v'‖``                             10  17      20      `Paper.retract`, `Smooth.retract`
 ``[Bv] ← [Bv] + γ_t ∇Bv``                         19      22      `running_mean`, in `Paper.update_aux`
@@ -211,8 +211,8 @@ class Smooth(Stochastic):
         gamma, (mean, z, _) = _at(self.averaging, state.step), state.aux
         m, sigmoid = self.squared_norms(z), jax.nn.sigmoid(z)
         slope = m * jnp.log(self.ceiling / self.floor) * sigmoid * (1 - sigmoid)
-        gradient_z = (players.dot(state.V, mean) - m) * slope
-        return Auxiliary(running_mean(mean, BV, gamma), z + gamma * gradient_z, _shift(self.shift, problem, state))
+        z = z + gamma * (players.dot(state.V, mean) - m) * slope  # ∇z = (⟨v, [Bv]⟩ - m) slope
+        return Auxiliary(running_mean(mean, BV, gamma), z, _shift(self.shift, problem, state))
 
 
 def utilities(V: Tree, AV: Tree, BV: Tree) -> jax.Array:

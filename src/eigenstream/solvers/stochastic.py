@@ -172,7 +172,7 @@ class Stochastic:
         return [
             (self._adjusted(problem, first, V), self._adjusted(problem, second, V))
             for shard in shards
-            for first, second in problem.estimate(memory, shard, V, self.independent)
+            for first, second in problem.signed_estimate(memory, shard, V, self.independent)
         ]
 
     def move(self, state: State, ascent: Tree) -> tuple[Tree, Tree, jax.Array]:
@@ -206,7 +206,7 @@ class Stochastic:
         """Eigenvalues and players, ``⟨v, B v⟩ = 1`` by the running means, with deterministic signs."""
         grams = state.grams
         if problem.noiseless:
-            [(exact, _)] = problem.estimate((), None, state.V, False)
+            [(exact, _)] = problem.signed_estimate((), None, state.V, False)
             exact = self._adjusted(problem, exact, state.V)
             grams = exact.VAV(state.V), exact.VBV(state.V)
         GA, GB = (np.asarray(G, np.float64) for G in grams)

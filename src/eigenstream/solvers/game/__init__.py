@@ -224,7 +224,7 @@ class Game:
         b = jnp.ones_like(state.rows_to_next_move) * (1 if problem.noiseless else views.n_rows(batch))
         # Sampling noise exceeds the rounding of any precision; given matrices have none.
         with jax.default_matmul_precision("highest") if problem.noiseless else nullcontext():
-            pairs = problem.estimate(state.memory, batch, state.S, _in_parts(problem))
+            pairs = problem.signed_estimate(state.memory, batch, state.S, _in_parts(problem))
         A = players.mean([p.AV for p, _ in pairs])
         B = None if problem.diagonal_only else players.mean([q.BV for _, q in pairs])
         return Gathered(b, players.scale(b, A), players.scale(b, B))
