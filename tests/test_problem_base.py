@@ -66,7 +66,7 @@ def test_negated_problem_negates_a_alone(name):
     V = oracles.drawn(problem, batch)
     batch = problem.accept(batch)
     memory = problem.observe(problem.start(batch), batch)
-    [(found, _)] = problem.with_sign(-1).estimate(memory, batch, V, False)
+    [(found, _)] = problem.with_sign(-1).signed_estimate(memory, batch, V, False)
     oracles.assert_products(found, V, -A, B)
 
 

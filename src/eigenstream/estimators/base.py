@@ -194,6 +194,11 @@ class StreamEstimator(BaseEstimator):
     def _take(self, batch: Tree) -> Any:
         """Learn from a batch; the solution is computed later."""
         run = vars(self).get("_run")
+        if run is None and "solver_" in vars(self):
+            raise ValueError(
+                "this model was loaded, without the sums that partial_fit would continue from: fit all rows anew, "
+                "with fit_stream(..., folder=...) if more rows are to follow by resume=True"
+            )
         if run is None:
             run = self._new_run(self._problem())
             run.begin(run.problem.accept(batch))
@@ -248,11 +253,6 @@ class StreamEstimator(BaseEstimator):
         if isinstance(X, str | Path):
             raise ValueError(f"X is a path: files go to fit_stream(es.streams.batches({str(X)!r}))")
         reset = "_run" not in vars(self)
-        if reset and "solver_" in vars(self):
-            raise ValueError(
-                "this model was loaded, without the sums that partial_fit would continue from: fit all rows anew, "
-                "with fit_stream(..., folder=...) if more rows are to follow by resume=True"
-            )
         return validate_data(self, X, reset=reset, ensure_min_samples=fewest, **row_options(to_fit=True))
 
     def _checked_new(self, X: Any) -> Any:

@@ -94,9 +94,9 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
         X = self._checked(X, 1)
         y = self._labels(X, y)
         if first:
-            if classes is None:
+            if classes is None and "solver_" not in vars(self):
                 raise ValueError("classes must be given on the first call to partial_fit: all that will ever come")
-            self._set_classes(classes)
+            self._set_classes(self.classes_ if classes is None else classes)
         elif classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
             raise ValueError(f"classes={classes!r} is not the same as on the first call to partial_fit")
         return self._take((X, self._numbered(y)))
