@@ -125,3 +125,11 @@ CONSTANT = {
 def test_rows_without_variance_have_no_components(case):
     with pytest.raises(ValueError, match="no components"):
         CONSTANT[case]()
+
+
+@pytest.mark.parametrize("solver", ["game", "paper"])
+def test_a_named_streaming_solver_finds_n_components(solver):
+    X, y = load_iris(return_X_y=True)
+    model = es.LDA(n_components=1, solver=solver).fit(X, y)
+    assert model.coef_.shape == (3, 4)
+    assert np.linalg.matrix_rank(model.coef_) == 1

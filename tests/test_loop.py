@@ -121,3 +121,9 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_named(name):
     check_refused(*MISTAKES[name])
+
+
+@pytest.mark.parametrize("solver", ["paper", "game"])
+def test_all_components_may_be_more_than_the_rows(solver):
+    X = np.random.default_rng(0).normal(size=(30, 40))
+    assert len(es.solve(es.problems.pca(), [X], None, solver).eigenvalues) == 40

@@ -10,6 +10,7 @@ from sklearn.exceptions import NotFittedError
 
 import eigenstream as es
 from data import latent_views
+from eigenstream.estimators.model_files import saved_status
 
 LATENT, X, Y = latent_views(300, 5, 4)
 NAMES = np.where(LATENT[:, 0] > 0, "up", "down")
@@ -101,3 +102,16 @@ def test_models_of_version_0_1_are_read(name):
     model = es.load(folder / name)
     np.testing.assert_allclose(model.transform(rows["X"]), rows[name], rtol=1e-12)
     assert model.status_ in ("solved", "converged")
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        ("solved exactly from 10 rows in 1 pass", "solved"),
+        ("interrupted after 10 rows: this is what was learned from them", "interrupted"),
+        ("a step near number 3 was not finite; this is the last finite state", "failed"),
+        ("read 10 rows in 1 batches; 1 moves were not finite and not taken", "not converged"),
+    ],
+)
+def test_messages_of_version_0_1_tell_the_status(message, status):
+    assert saved_status({"message_": message, "converged_": False}) == status

@@ -225,3 +225,42 @@ def test_a_centred_batch_is_unbiased_over_b_minus_one(b):
     wanted = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(wanted)])
     mean, error = mean_and_error(problem, data, V, exact.BV, b, independent=True, draws=100_000)
     assert (np.abs(mean - wanted) / error).max() < 4.5
+
+
+class Diagonal(es.problems.Problem):
+    """A problem of a user's own, with its own constructor and estimate: ``A`` and ``B`` are diagonal, without data."""
+
+    noiseless = True
+    has_rows = False
+
+    def __init__(self, values):
+        self.values = values
+
+    def accept(self, batch):
+        return None
+
+    def template(self, batch):
+        return jax.ShapeDtypeStruct(self.values.shape, self.values.dtype)
+
+    def diagonal(self, memory, batch):
+        return jnp.ones_like(self.values)
+
+    def fewest_rows(self, independent):
+        return 0
+
+    def estimate(self, memory, batch, V, independent):
+        products = es.problems.Products(V * self.values, V)
+        return [(products, products)]
+
+
+jax.tree_util.register_pytree_node(Diagonal, lambda p: ((p.values,), None), lambda _, leaves: Diagonal(*leaves))
+
+
+def test_a_users_problem_keeps_its_own_constructor_and_estimate():
+    problem = Diagonal(jnp.array([3.0, 2.0, 1.0]))
+    solver = es.solvers.Paper(learning_rate=0.1, averaging=None)
+    found = es.solve(problem, None, 2, solver, max_steps=300)
+    np.testing.assert_allclose(found.eigenvalues, [3, 2], atol=1e-3)
+    # A sign that jax.jit would lose must not give the wrong end of the spectrum.
+    with pytest.raises(ValueError, match="Diagonal has no sign"):
+        es.solve(problem, None, 2, solver, which="smallest", max_steps=300)

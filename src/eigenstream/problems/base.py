@@ -108,7 +108,14 @@ class Problem:
 
     def with_sign(self, sign: int) -> Self:
         """The same problem for ``sign A``."""
-        return self if sign == self.sign else replace(self, sign=sign)
+        if sign == self.sign:
+            return self
+        try:
+            return replace(self, sign=sign)
+        except TypeError as error:
+            raise ValueError(
+                f"{type(self).__name__} has no sign for the smallest: make it a frozen dataclass"
+            ) from error
 
     def accept(self, batch: Tree) -> Tree:
         """Check a batch on the host and convert it to its canonical form."""

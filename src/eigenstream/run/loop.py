@@ -214,9 +214,7 @@ class Run:
             if interrupts.asked and self.stop is None:
                 # The checkpoint is that of a run to be resumed, so it is written before the stop is noted.
                 checkpointer.save()
-                self.stop = Stop(
-                    Status.INTERRUPTED, f"interrupted after {self.n} rows: the result is that of these rows"
-                )
+                self.stop = Stop(Status.INTERRUPTED, f"interrupted after {self.n} rows: this is their result")
                 warnings.warn(self.stop.message, stacklevel=3)
         finally:
             checkpointer.close()
@@ -227,13 +225,9 @@ class Run:
 
     def _check_stepping(self, stream: Epochs, max_epochs: int, tol: float | None) -> None:
         if tol is not None and not self.engine.criterion:
-            raise ValueError(
-                f"tol: {type(self.solver).__name__} has no residual to stop on; give max_epochs or max_steps"
-            )
+            raise ValueError(f"tol: {type(self.solver).__name__} has no residual; give max_epochs or max_steps")
         if max_epochs > 1 and not stream.repeatable:
-            raise ValueError(
-                f"max_epochs={max_epochs}, but batches can be read once only: give a list or a re-iterable"
-            )
+            raise ValueError(f"max_epochs={max_epochs} but batches can be read once only: give a list or a re-iterable")
         if self.placement.shares_rows:
             stream.shared(self.placement.share)
 

@@ -96,8 +96,6 @@ class Stochastic:
         if not self.epsilon >= 0:
             raise ValueError(f"epsilon={self.epsilon!r}: give a number of at least 0")
 
-    # What an algorithm adds.
-
     def start_aux(self, V: Tree) -> Tree:
         """The auxiliary variables before the first step."""
         return ()
@@ -122,8 +120,6 @@ class Stochastic:
                 "pass shift=s, so that those of A + s B are (shift=0.0 if you know they are)"
             )
         return self.shift or 0.0
-
-    # The step around it.
 
     def _optimizer(self) -> optax.GradientTransformation:
         return self.optimizer(self.learning_rate)

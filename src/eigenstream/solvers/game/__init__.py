@@ -186,8 +186,6 @@ class Game:
         V, AV = (players.take(M, 0, state.k) for M in (state.S, state.MA))
         return V, AV, state.metric.exact(V) if state.MB is None else players.take(state.MB, 0, state.k)
 
-    # Rows.
-
     def observe(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
         """Update the means with a batch and queue its rows for the sketches."""
         problem, b = problem.for_game(state.plays_all), views.n_rows(batch)
