@@ -28,7 +28,7 @@ import scipy.sparse.linalg
 
 import eigenstream as es
 from ablation import ablation
-from planted import BATCH, Latent, batches, correlations, planted, problem, solved, tcc
+from planted import BATCH, Latent, batches, correlations, log_uniform, planted, problem, solved, tcc
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SEEDS, TURNS = 5, 8
@@ -73,7 +73,7 @@ def failures() -> dict[str, Any]:
     out["0.1% of rows 30 times larger, outlier=100, on the clean rows"] = tcc(X, Y, scaled.V, rho)
     out["the same, rows as they are"] = tcc(X, Y, found.V, rho)
     for n, condition, ridge in ((300, 10.0, 1.0), (600, 10.0, 1.0), (300, 1e3, 0.1), (600, 1e3, 0.1)):
-        views = planted(n + 5000, (400, 300), condition, seed=4)
+        views = planted(n + 5000, (400, 300), log_uniform(condition), seed=4)
         train, test = [v[:n] for v in views], [v[n:] for v in views]
 
         def heldout(solver: str, train: Any = train, test: Any = test, ridge: float = ridge) -> float:
@@ -274,7 +274,7 @@ def knowing() -> dict[str, Any]:
         n = int(rng.choice([2000, 5000, 10_000, 20_000]))
         condition = 10 ** rng.uniform(0, 3.5)
         rho = [np.linspace(0.95, 0.5, 8), np.linspace(0.99, 0.9, 8), np.full(6, 0.8), [0.9, 0.85, 0.3, 0.28, 0.2]]
-        X, Y = planted(n, (250, 180), condition, rho[rng.integers(4)], seed=i)
+        X, Y = planted(n, (250, 180), log_uniform(condition), rho[rng.integers(4)], seed=i)
         if rng.uniform() < 0.3:
             tail = np.sqrt(5 / rng.chisquare(5, size=(n, 1))).astype(np.float32)
             X, Y = X * tail, Y * tail

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -14,8 +14,22 @@ BATCH = 100
 Views = tuple[np.ndarray, np.ndarray]
 
 
-def planted(n: int, dims: tuple[int, int], condition: float = 1e3, rho: Any = None, seed: int = 0) -> Views:
-    """Two views with planted correlations in random directions of log-uniform variance."""
+def log_uniform(condition: float) -> Callable[[int], np.ndarray]:
+    """Standard deviations of a covariance with this condition number."""
+    return lambda d: np.logspace(0, -np.log10(condition) / 2, d)
+
+
+USUAL = log_uniform(1e3)
+
+
+def planted(
+    n: int,
+    dims: tuple[int, ...],
+    deviations: Callable[[int], np.ndarray] = USUAL,
+    rho: Any = None,
+    seed: int = 0,
+) -> tuple[np.ndarray, ...]:
+    """Views with planted correlations in random directions; ``deviations(d)`` are the standard deviations of a view."""
     rng = np.random.default_rng(seed)
     rho = np.linspace(0.95, 0.5, 8) if rho is None else np.asarray(rho)
     z = rng.normal(size=(n, len(rho)))
@@ -24,9 +38,8 @@ def planted(n: int, dims: tuple[int, int], condition: float = 1e3, rho: Any = No
         noise = rng.normal(size=(n, d))
         noise[:, : len(rho)] = np.sqrt(rho) * z + np.sqrt(1 - rho) * noise[:, : len(rho)]
         rotation = np.linalg.qr(rng.normal(size=(d, d)))[0]
-        deviations = rng.permutation(np.logspace(0, -np.log10(condition) / 2, d))
-        views.append(((noise * deviations) @ rotation.T).astype(np.float32))
-    return views[0], views[1]
+        views.append(((noise * rng.permutation(deviations(d))) @ rotation.T).astype(np.float32))
+    return tuple(views)
 
 
 @cache

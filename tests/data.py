@@ -3,6 +3,8 @@
 import numpy as np
 import scipy.sparse
 
+from planted import planted
+
 rng = np.random.default_rng(0)
 LATENT = rng.normal(size=(600, 3))
 #: Three views of 600 rows with three latent variables, and the rows' classes by number and by name.
@@ -50,22 +52,9 @@ def two_views(n=20_000, agree=True):
     return blocks
 
 
-def planted(n, dims, variances, correlations, seed=0):
-    """Views with planted correlations in random directions."""
-    rng = np.random.default_rng(seed)
-    rho = np.asarray(correlations)
-    z = rng.normal(size=(n, len(rho)))
-    views = []
-    for d in dims:
-        noise = rng.normal(size=(n, d))
-        noise[:, : len(rho)] = np.sqrt(rho) * z + np.sqrt(1 - rho) * noise[:, : len(rho)]
-        rotation = np.linalg.qr(rng.normal(size=(d, d)))[0]
-        views.append(((noise * np.sqrt(rng.permutation(variances(d)))) @ rotation.T).astype("f4"))
-    return views
-
-
 def power_law(d):
-    return np.arange(1, d + 1) ** -1.0
+    """Standard deviations of variances 1, 1/2, 1/3 and so on."""
+    return np.sqrt(np.arange(1, d + 1) ** -1.0)
 
 
 #: 6,000 rows in two views, eight correlations from 0.95 to 0.5, variances that fall as 1/i.

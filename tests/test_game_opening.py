@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 import eigenstream as es
-from data import POWER, batched, captured, planted, power_law
+from data import POWER, batched, captured, power_law
 from eigenstream.run.engine import Setup
 from eigenstream.run.game_engine import GameEngine
 from eigenstream.run.loop import Run
 from eigenstream.solvers.game import opening
+from planted import planted
 
 
 @pytest.mark.slow

@@ -10,12 +10,18 @@ from data import POWER, batched
 from eigenstream.solvers.game.preconditioner import Diagonal, Sketch
 
 
+def sketch_of(X, rank, parts, ridge=0.0):
+    """A sketch that was updated with each of several parts of the rows."""
+    sketch = Sketch.empty(jax.ShapeDtypeStruct(X.shape[1:], jnp.float32), rank, ridge)
+    for part in np.split(X, parts):
+        sketch = sketch.keep(jnp.asarray(part)).update(np.inf)
+    return sketch
+
+
 def test_a_sketch_of_all_directions_is_the_second_moment():
     rng = np.random.default_rng(0)
     X = (rng.normal(size=(2000, 12)) * np.linspace(3, 1, 12)).astype("f4")
-    sketch = Sketch.empty(jax.ShapeDtypeStruct((12,), jnp.float32), 12, 0.0)
-    for part in np.split(X, 8):
-        sketch = sketch.keep(jnp.asarray(part)).update(np.inf)
+    sketch = sketch_of(X, 12, 8)
     C = X.T @ X / len(X)
     reached = np.asarray(sketch.U).T * np.asarray(sketch.seen) @ np.asarray(sketch.U)
     assert np.abs(reached - C).max() < 1e-4 * np.abs(C).max()
@@ -40,9 +46,7 @@ def test_a_full_sketch_learns_every_queued_row():
 def test_a_few_last_rows_change_a_sketch_little():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(4000, 50)).astype("f4")
-    sketch = Sketch.empty(jax.ShapeDtypeStruct((50,), jnp.float32), 50, 0.0)
-    for part in np.split(X, 8):
-        sketch = sketch.keep(jnp.asarray(part)).update(np.inf)
+    sketch = sketch_of(X, 50, 8)
     after = sketch.keep(jnp.zeros((3, 50), jnp.float32)).update(np.inf)
     assert float(after.energy) > 0.98 * float(sketch.energy)
     assert float(after.held.sum()) > 0.98 * float(sketch.held.sum())
@@ -51,9 +55,7 @@ def test_a_few_last_rows_change_a_sketch_little():
 def test_solve_is_the_inverse_of_apply():
     rng = np.random.default_rng(1)
     X = (rng.normal(size=(600, 40)) * np.linspace(5, 0.2, 40)).astype("f4")
-    sketch = Sketch.empty(jax.ShapeDtypeStruct((40,), jnp.float32), 10, 0.1)
-    for part in np.split(X, 3):
-        sketch = sketch.keep(jnp.asarray(part)).update(np.inf)
+    sketch = sketch_of(X, 10, 3, ridge=0.1)
     V = jnp.asarray(rng.normal(size=(5, 40)), jnp.float32)
     assert np.abs(np.asarray(sketch.solve(sketch.apply(V)) - V)).max() < 1e-3
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import eigenstream as es
-from data import POWER, batched, planted, power_law
+from data import POWER, batched, power_law
 from eigenstream.solvers.game import verdict
+from planted import planted
 
 
 @pytest.mark.slow

@@ -56,6 +56,14 @@ from eigenstream.problems.base import Problem
 from eigenstream.solvers.stochastic import Pair, Schedule, State, Stochastic
 
 
+class Coefficients(NamedTuple):
+    """Coefficients of ``A v_i``, of ``B v_i`` and, a (k, k) array, of the parents' ``[Bv]_j`` in a direction."""
+
+    AV: Any
+    BV: Any
+    parents: Any
+
+
 def direction(V: Tree, pairs: list[Pair], BV_aux: Tree, norms: Any, shift: Any = 0.0) -> Tree:
     """Rewards less penalties, averaged over the machines.
 
@@ -77,11 +85,12 @@ def direction(V: Tree, pairs: list[Pair], BV_aux: Tree, norms: Any, shift: Any =
     for first, second in pairs:
         VAV, b = first.VAV(V), second.vBv(V)  # ⟨v_i, A v_j⟩ and b_i
         W = jnp.tril(VAV + shift * VBV, -1) / norms
-        a, r = jnp.diag(VAV), (W * VBV).sum(1)
-        # rewards = b·AV - a·BV and penalties = (b W)·[BV] - r·BV. Their difference is collected vector by vector,
-        # because [BV] is the same on all machines and needs one product with the mean of its coefficients.
-        own.append(players.subtract(players.scale(b, first.AV), players.scale(a - r, second.BV)))
-        parents.append(-b[:, None] * W)
+        rewards = Coefficients(AV=b, BV=-jnp.diag(VAV), parents=0.0)
+        penalties = Coefficients(AV=0.0, BV=-(W * VBV).sum(1), parents=b[:, None] * W)
+        total = jax.tree.map(jnp.subtract, rewards, penalties)
+        own.append(players.add(players.scale(total.AV, first.AV), players.scale(total.BV, second.BV)))
+        parents.append(total.parents)
+    # The parents' [BV] is the same on all machines: one product with the mean of its coefficients serves them all.
     return players.add(players.mean(own), players.combine(players.mean(parents), BV_aux))
 
 

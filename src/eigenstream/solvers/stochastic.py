@@ -83,6 +83,7 @@ class Stochastic:
     epsilon: float = 0.0
     shift: float | None = None
     polish: bool = False
+    #: Whether all components cost no more than one.
     whole_spectrum: ClassVar[bool] = False
     #: Whether `Info.residuals` is measured, so that ``tol`` applies.
     has_residual: ClassVar[bool] = True
@@ -101,7 +102,7 @@ class Stochastic:
         return ()
 
     def direction(self, V: Tree, aux: Tree, pairs: list[Pair]) -> Tree:
-        """The direction of ascent, averaged over the pairs that `Problem.estimate` gives."""
+        """The direction of ascent, averaged over the pairs that `pairs` gives."""
         raise NotImplementedError
 
     def update_aux(self, problem: Problem, state: State, BV: Tree) -> Tree:
