@@ -83,7 +83,9 @@ def fit(
     epochs: Annotated[int, typer.Option(help="Maximal number of passes of a streaming solver.")] = 1,
     tol: Annotated[float | None, typer.Option(help="Stop below this residual; the game, below this shortfall.")] = None,
     shuffle: Annotated[bool, typer.Option(help="Whether a streaming solver reads the rows in random order.")] = True,
-    memory_budget: Annotated[float, typer.Option(help="Memory in bytes that auto allows the exact solver.")] = 4e9,
+    memory_budget: Annotated[
+        float | None, typer.Option(help="Bytes that auto allows exact sums. Default: half of what is free.")
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="Precision of GPU products: float32, tf32 or bf16.")] = None,
     mesh: Annotated[str | None, typer.Option(help="Shard the work over devices: auto, or data=2,feature=4.")] = None,
     distributed: Annotated[

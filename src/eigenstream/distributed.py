@@ -89,6 +89,12 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def share(total: int) -> tuple[int, int]:
+    """The range of ``total`` rows that this process sums, if every process sums its own."""
+    me = jax.process_index()
+    return me * total // count(), (me + 1) * total // count()
+
+
 def wait(name: str) -> None:
     """Wait until all processes have called this."""
     if count() > 1:

@@ -67,7 +67,7 @@ def compare(
     ridge: float = 0.0,
     solver: Any = "auto",
     max_epochs: int = 1,
-    memory_budget: float = 4e9,
+    memory_budget: float | None = None,
     precision: str | None = None,
     mesh: Any = None,
     random_state: int = 0,
@@ -176,7 +176,7 @@ def _first(batches: Iterator[dict[str, Pair]]) -> dict[str, Pair]:
 def _start(problem: Problem, batch: Tree, k: int | None, solver: Any, options: dict[str, Any]) -> Run:
     first = problem.accept(batch)
     sizes = view_sizes(problem.template(first))
-    picked, reason = chosen(solver, problem, sizes, k, "largest", options["memory_budget"], None)
+    picked, reason = chosen(solver, problem, sizes, "largest", options["memory_budget"], None)
     if k is None and not picked.whole_spectrum:
         raise ValueError(f"n_components is needed for {type(picked).__name__} ({reason}): give how many")
     # Dead or duplicate units reduce the rank, so fewer than k components may exist.

@@ -1,9 +1,8 @@
 """First and second moments of rows, by group, in float64 on the host.
 
-A pilot (the mean of the first block, if it is far from zero) is subtracted from every row. Each block is then centred
-by its own mean, multiplied, and merged in float64 (the pairwise update of Chan, Golub and LeVeque). Products and means
-therefore see numbers of the size of the deviations. Products are in float64, or in the rows' dtype if one or two bits
-may be lost.
+A pilot (the mean of the first block, in features that are far from zero) is subtracted from every row. Each block is
+then centred by its own mean, multiplied, and merged (the pairwise update of Chan, Golub and LeVeque). Products and
+means therefore see numbers of the size of the deviations. `eigenstream.core.device_moments` does the same on a device.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg.blas
 import scipy.sparse
 
 from eigenstream.core import players
@@ -24,12 +24,14 @@ from eigenstream.core.types import Tree
 
 #: The fewest rows in a block.
 BLOCK_ROWS = 4096
-#: Numbers in a block: 32 MB of float32, enough for a matrix product at full speed.
+#: Numbers in a block: 64 MB of float64, enough for a matrix product at full speed.
 BLOCK_NUMBERS = 2**23
+#: Rows of a matrix that are mirrored at once.
+MIRRORED = 512
 
 
 def block_rows(d: int) -> int:
-    """The number of rows of ``d`` features in a block: few enough for accurate float32 sums."""
+    """The number of rows of ``d`` features in a block."""
     return max(BLOCK_ROWS, min(2**15, BLOCK_NUMBERS // d))
 
 
@@ -41,73 +43,130 @@ def blocks(parts: list[Any], labels: np.ndarray | None = None) -> Iterator[tuple
         yield [part[start:stop] for part in parts], None if labels is None else labels[start:stop]
 
 
+class NotFinite(ValueError):
+    """Rows that are not finite, or too large to sum. They were not added."""
+
+    def __init__(self, batch: Any):
+        super().__init__("the rows hold NaN or infinity, or numbers too large to sum")
+        self.batch = batch
+
+
 class Moments(NamedTuple):
     """Counts ``(g,)`` of groups, their means ``(g, d)`` minus the pilot, and the scatter ``(d, d)`` about the means."""
 
     counts: np.ndarray
     means: np.ndarray
+    #: In column order. Only its upper triangle is used.
     scatter: np.ndarray
     #: A point near the rows, set by the first block; all sums are relative to it.
     pilot: np.ndarray
 
     @classmethod
     def empty(cls, d: int, groups: int = 1) -> Moments:
-        return cls(np.zeros(groups), np.zeros((groups, d)), np.zeros((d, d)), np.zeros(d))
+        return cls(np.zeros(groups), np.zeros((groups, d)), np.zeros((d, d), order="F"), np.zeros(d))
 
     @property
     def n(self) -> float:
         return float(self.counts.sum())
 
-    def add(self, rows: Any, labels: np.ndarray | None = None, wide: bool = True) -> Moments:
-        """The moments with more rows: a matrix, or dense matrices side by side. ``wide``: multiply in float64."""
+    def add(self, rows: Any, labels: np.ndarray | None = None, batch: Any = None, **unused: Any) -> Moments:
+        """The moments with more rows: a matrix, or dense matrices side by side. Overwrites the scatter of ``self``.
+
+        ``batch``: what an error names.
+        """
         total = self
         for block, group in blocks(rows if isinstance(rows, list) else [rows], labels):
-            total = total._with_block(block, group, wide)
+            sparse = scipy.sparse.issparse(block[0])
+            with np.errstate(invalid="ignore", over="ignore"):
+                after = total._with_sparse(block[0], group) if sparse else total._with(block, group)
+            if after is None:
+                raise NotFinite(batch)
+            total = after
         return total
 
-    def _with_block(self, parts: list[Any], group: np.ndarray | None, wide: bool) -> Moments:
-        if scipy.sparse.issparse(parts[0]):
-            return self._merged(_sparse_moments(parts[0], group, len(self.counts), self.pilot), self.pilot)
-        pilot = self.pilot if self.counts.any() else np.concatenate([_far_mean(x) for x in parts])
-        known = np.diag(self.scatter)
-        return self._merged(_dense_moments(parts, group, len(self.counts), pilot, known, wide), pilot)
+    def _with(self, parts: list[np.ndarray], group: np.ndarray | None) -> Moments | None:
+        """The moments with a block of dense rows; None if it is not finite."""
+        b, groups = len(parts[0]), len(self.counts)
+        Z = _scratch_rows(b + groups, sum(x.shape[1] for x in parts))
+        x = Z[:b]
+        np.concatenate(parts, axis=1, out=x, casting="same_kind")
+        point = self.pilot if self.counts.any() else pilot(x)
+        if point.any():
+            x -= point
+        counts, means = means_of_groups(x, group, groups)
+        if not np.isfinite(means).all():
+            return None
+        x -= means if group is None else means[group]
+        total, after, Z[b:] = self._united(counts, means)
+        return Moments(total, after, _added(self.scatter, Z), point)
 
-    def _merged(self, block: Block, pilot: np.ndarray) -> Moments:
-        total = self.counts + block.counts
-        share = np.divide(block.counts, total, out=np.zeros_like(total), where=total > 0)
-        delta = block.means - self.means
-        gap = delta * np.sqrt(self.counts * share)[:, None]
-        scatter = block.product
+    def _with_sparse(self, x: Any, group: np.ndarray | None) -> Moments | None:
+        counts, means, scatter = _sparse_moments(x, group, len(self.counts))
+        if not np.isfinite(means).all():
+            return None
+        total, after, gaps = self._united(counts, means - self.pilot)
         scatter += self.scatter
-        # Chan et al.: subtract the block's own mean term, add the term between old and new means.
-        plus, minus = gap[gap.any(1)], block.excess[block.excess.any(1)]
-        if len(plus) or len(minus):
-            scatter += np.concatenate([plus, -minus]).T @ np.concatenate([plus, minus])
-        return Moments(total, self.means + share[:, None] * delta, scatter, pilot)
+        return Moments(total, after, _added(np.asfortranarray(scatter), gaps), self.pilot)
+
+    def _united(self, counts: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Counts and means with those of more rows; rows whose products are the scatter between both means."""
+        total = self.counts + counts
+        share = np.divide(counts, total, out=np.zeros_like(total), where=total > 0)[:, None]
+        delta = means - self.means
+        return total, self.means + share * delta, delta * np.sqrt(self.counts[:, None] * share)
+
+    def merged(self, other: Moments) -> Moments:
+        """The moments of the rows of both."""
+        if not other.counts.any():
+            return self
+        if not self.counts.any():
+            return other
+        total, after, gaps = self._united(other.counts, other.means + (other.pilot - self.pilot))
+        return Moments(total, after, _added(self.scatter + other.scatter, gaps), self.pilot)
 
     def faded(self, factor: float) -> Moments:
         """The moments with every row weighted by ``factor``."""
         return self._replace(counts=factor * self.counts, scatter=factor * self.scatter)
 
-    def covariance(self) -> np.ndarray:
-        """The unbiased covariance about the group means."""
-        return self.scatter / (self.n - len(self.counts))
+    def on_host(self) -> Moments:
+        return self
 
     def group_means(self) -> np.ndarray:
         """The group means ``(g, d)``, pilot included; 0 for a group without rows."""
         return np.where(self.counts[:, None] > 0, self.means + self.pilot, 0)
 
-    def second_moment(self) -> np.ndarray:
-        """``E[x xᵀ]`` about zero."""
-        means = self.group_means()
-        return (self.scatter + (means * self.counts[:, None]).T @ means) / self.n
+    def total_scatter(self) -> float:
+        """The sum of squared distances of all rows from their group means."""
+        return float(np.trace(self.scatter))
+
+    def panel(self, start: int, stop: int, divisor: float, about_zero: bool = False) -> np.ndarray:
+        """Rows ``start`` to ``stop`` of the scatter about the means, or about zero, over ``divisor``."""
+        out = np.empty((stop - start, len(self.pilot)))
+        centres = np.sqrt(self.counts)[:, None] * self.group_means()
+        for lo in range(start, stop, MIRRORED):
+            hi = min(stop, lo + MIRRORED)
+            rows = out[lo - start : hi - start]
+            rows[:, :lo], rows[:, hi:] = self.scatter[:lo, lo:hi].T, self.scatter[lo:hi, hi:]
+            corner = np.triu(self.scatter[lo:hi, lo:hi])
+            rows[:, lo:hi] = corner + np.triu(corner, 1).T
+            if about_zero:
+                rows += centres[:, lo:hi].T @ centres
+            rows /= divisor
+        return out
 
 
-def _far_mean(x: np.ndarray) -> np.ndarray:
-    """The mean, or 0 if it is within a standard deviation of 0 in every feature: then no subtraction is needed."""
+def pilot(x: np.ndarray) -> np.ndarray:
+    """The means of features that lie ten standard deviations or more from 0, and 0 for the others."""
     mean = x.mean(0, dtype=np.float64).astype(x.dtype).astype(np.float64)
     variance = np.einsum("ij,ij->j", x, x, dtype=np.float64) / len(x) - mean**2
-    return np.zeros_like(mean) if (mean**2 <= variance).all() else mean
+    return np.where(mean**2 > 100 * variance, mean, 0)
+
+
+def _added(scatter: np.ndarray, Z: np.ndarray) -> np.ndarray:
+    """``scatter + ZᵀZ`` in the memory of ``scatter``: the upper triangle."""
+    if not scatter.flags.f_contiguous:
+        scatter = np.asfortranarray(scatter)
+    return scipy.linalg.blas.dsyrk(1.0, Z.T, beta=1.0, c=scatter, overwrite_c=True)
 
 
 def means_of_groups(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.ndarray, np.ndarray]:
@@ -130,16 +189,8 @@ def _ones(n: int, dtype: np.dtype) -> np.ndarray:
     return np.ones((1, n), dtype)
 
 
-class Block(NamedTuple):
-    """Counts and means, minus the pilot, of the groups in a block; its scatter is ``product - excessᵀ excess``."""
-
-    counts: np.ndarray
-    means: np.ndarray
-    product: np.ndarray
-    excess: np.ndarray
-
-
-def _sparse_moments(x: Any, group: np.ndarray | None, groups: int, pilot: np.ndarray) -> Block:
+def _sparse_moments(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Counts, means and scatter of sparse rows."""
     x = x.astype(np.float64)
     counts, means = means_of_groups(x, group, groups)
     raw = (x.T @ x).toarray()
@@ -147,64 +198,18 @@ def _sparse_moments(x: Any, group: np.ndarray | None, groups: int, pilot: np.nda
     # Sparse rows are not centred before the product, so a constant feature leaves a rounding error: set it to 0.
     constant = np.diag(scatter) <= 1e-11 * np.diag(raw)
     scatter[constant], scatter[:, constant] = 0, 0
-    return Block(counts, means - pilot, scatter, np.zeros((0, x.shape[1])))
-
-
-def _dense_moments(
-    parts: list[np.ndarray], group: np.ndarray | None, groups: int, pilot: np.ndarray, known: np.ndarray, wide: bool
-) -> Block:
-    """Moments of dense rows; ``known``: the diagonal of the scatter before them."""
-    cuts = np.cumsum([x.shape[1] for x in parts])[:-1]
-    points = np.split(pilot, cuts)
-    dtypes = [np.dtype(np.float64) if wide else x.dtype for x in parts]
-    near = [
-        _less(x, point, dtype, i) if point.any() or dtype != x.dtype else x
-        for i, (x, point, dtype) in enumerate(zip(parts, points, dtypes, strict=True))
-    ]
-    both = [means_of_groups(x, group, groups) for x in near]
-    counts, means = both[0][0], np.concatenate([mean for _, mean in both], axis=1)
-    if group is None:
-        product = _product(near)
-        offset = counts[0] * means[0] ** 2
-        # If the pilot is within a standard deviation of the mean, correct the product instead of centring the rows:
-        # this loses one or two bits and saves a pass.
-        if (2 * offset <= np.diag(product) + known).all():
-            return Block(counts, means, product, np.sqrt(counts)[:, None] * means)
-    rounded = [mean.astype(x.dtype) for x, mean in zip(near, np.split(means, cuts, axis=1), strict=True)]
-    deviations = [x - (m if group is None else m[group]) for x, m in zip(near, rounded, strict=True)]
-    # Correct in float64 for the rounding of the means.
-    rest = (means - np.concatenate(rounded, axis=1)) * np.sqrt(counts)[:, None]
-    return Block(counts, means, _product(deviations), rest)
-
-
-def _product(parts: list[np.ndarray]) -> np.ndarray:
-    """``XᵀX`` in float64 of rows whose columns are in parts, without concatenating them."""
-    if len(parts) == 1:
-        return (parts[0].T @ parts[0]).astype(np.float64)
-    ends = np.cumsum([0] + [x.shape[1] for x in parts])
-    spans = [slice(a, b) for a, b in itertools.pairwise(ends)]
-    out = np.empty((ends[-1], ends[-1]))
-    for i, (x, s) in enumerate(zip(parts, spans, strict=True)):
-        for y, t in zip(parts[i:], spans[i:], strict=True):
-            out[s, t] = x.T @ y
-            out[t, s] = out[s, t].T
-    return out
+    return counts, means, scatter
 
 
 _scratch = threading.local()
 
 
-def _less(x: np.ndarray, point: np.ndarray, dtype: np.dtype, slot: int) -> np.ndarray:
-    """``x - point`` in a buffer of this thread, which the next call overwrites: allocating pages is slow."""
-    kept = vars(_scratch).setdefault("kept", {})
-    needed = x.size * dtype.itemsize
-    if slot not in kept or len(kept[slot]) < needed:
-        kept[slot] = np.empty(needed, np.uint8)
-    out = kept[slot][:needed].view(dtype).reshape(x.shape)
-    if not point.any():
-        np.copyto(out, x)
-        return out
-    return np.subtract(x, point.astype(dtype), out=out)
+def _scratch_rows(n: int, d: int) -> np.ndarray:
+    """An ``(n, d)`` array in memory of this thread, which the next call overwrites: allocating pages is slow."""
+    kept = vars(_scratch).get("kept")
+    if kept is None or len(kept) < n * d:
+        kept = _scratch.kept = np.empty(n * d)
+    return kept[: n * d].reshape(n, d)
 
 
 class Summary(NamedTuple):
@@ -225,7 +230,7 @@ class Summary(NamedTuple):
     @classmethod
     def of_moments(cls, moments: Moments, template: Tree) -> Summary:
         means = players.from_matrix(moments.group_means().T, template)
-        return cls(moments.counts, means, np.trace(moments.scatter))
+        return cls(moments.counts, means, np.asarray(moments.total_scatter()))
 
     @classmethod
     def of_one_group(cls, n: float, mean: np.ndarray, scatter: float, template: Tree) -> Summary:

@@ -7,6 +7,7 @@ on a device and NumPy float64 on the host.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from typing import Any
@@ -129,12 +130,12 @@ def to_matrix(V: Tree) -> np.ndarray:
     return np.concatenate([np.asarray(_flat(leaf)) for leaf in jax.tree.leaves(V)], axis=1).T
 
 
-def from_matrix(matrix: np.ndarray, template: Tree) -> Tree:
+def from_matrix(matrix: Any, template: Tree) -> Tree:
     """The inverse of `to_matrix`: a ``(d, k)`` array as players shaped like ``template``."""
     leaves, structure = jax.tree.flatten(template)
-    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])[:-1]
-    pieces = zip(np.split(matrix, ends, axis=0), leaves, strict=True)
-    return jax.tree.unflatten(structure, [piece.T.reshape((-1, *leaf.shape)) for piece, leaf in pieces])
+    ends = np.cumsum([0] + [math.prod(leaf.shape) for leaf in leaves]).tolist()
+    pieces = zip(itertools.pairwise(ends), leaves, strict=True)
+    return jax.tree.unflatten(structure, [matrix[a:b].T.reshape((-1, *leaf.shape)) for (a, b), leaf in pieces])
 
 
 def size(template: Tree) -> int:

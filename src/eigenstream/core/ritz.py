@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
 
 from eigenstream.core import players
 from eigenstream.core.types import Tree
@@ -66,8 +64,11 @@ def rayleigh_ritz(GA: Any, GB: Any) -> tuple[np.ndarray, np.ndarray]:
     """Ritz values, descending, and ``W`` such that the rows of ``W V`` are Ritz vectors, from Gram matrices."""
     GA, GB = (np.asarray((G + G.T) / 2, np.float64) for G in (GA, GB))
     size = np.sqrt(np.maximum(np.diag(GB), np.finfo(np.float64).tiny))
-    solved = solve_dense(GA / np.outer(size, size), GB / np.outer(size, size), len(GA), "largest", 1e-10)
-    return solved.eigenvalues, (solved.vectors / size[:, None]).T
+    sigma, U = np.linalg.eigh(GB / np.outer(size, size))
+    keep = sigma > 1e-10 * max(sigma[-1], 0)
+    T = U[:, keep] / np.sqrt(sigma[keep]) / size[:, None]
+    lam, R = np.linalg.eigh(T.T @ GA @ T)
+    return lam[::-1], (T @ R)[:, ::-1].T
 
 
 def residuals(V: Tree, AV: Tree, BV: Tree, lam: Any, norm_A: Any = None) -> Any:
@@ -94,53 +95,3 @@ def leading(eigenvalues: np.ndarray, k: int, which: str) -> np.ndarray:
     """Indices of the ``k`` leading eigenvalues, in order."""
     key = {"largest": -eigenvalues, "smallest": eigenvalues, "magnitude": -np.abs(eigenvalues)}[which]
     return np.argsort(key, kind="stable")[:k]
-
-
-class Dense(NamedTuple):
-    """Eigenvalues, ``(d, k)`` B-orthonormal vectors and the numerical ranks of ``B``'s diagonal blocks."""
-
-    eigenvalues: np.ndarray
-    vectors: np.ndarray
-    ranks: list[int]
-
-    def first(self, k: int) -> Dense:
-        return Dense(self.eigenvalues[:k], self.vectors[:, :k], self.ranks)
-
-
-def solve_dense(A: np.ndarray, B: np.ndarray, k: int, which: str, cutoff: float, sizes: Any = None) -> Dense:
-    """Solve on the range of ``B``, which may be singular, in float64.
-
-    ``B`` is scaled to unit diagonal, so that the rank does not depend on the features' units. Its eigenvalues below
-    ``cutoff``, relative to the largest, count as 0. ``sizes``: diagonal blocks of ``B``, factored separately.
-    """
-    T, ranks = _whitening(B, cutoff, sizes or [len(B)])
-    reduced = T.T @ A @ T
-    rank = len(reduced)
-    count = min(k, rank)
-    if not rank:
-        return Dense(np.zeros(0), T, ranks)
-    if which == "magnitude":
-        lam, R = scipy.linalg.eigh(reduced)
-    else:
-        bounds = [rank - count, rank - 1] if which == "largest" else [0, count - 1]
-        lam, R = scipy.linalg.eigh(reduced, subset_by_index=bounds)
-    order = leading(lam, count, which)
-    return Dense(lam[order], T @ R[:, order], ranks)
-
-
-def _whitening(B: np.ndarray, cutoff: float, sizes: list[int]) -> tuple[np.ndarray, list[int]]:
-    """``T`` of full column rank with ``Tᵀ B T = I`` and ``B T Tᵀ B = B``, and the rank of each block."""
-    scale = np.sqrt(np.maximum(np.diag(B), 0))
-    alive = scale > np.finfo(np.float64).eps * scale.max(initial=0.0)
-    blocks = [slice(a, b) for a, b in itertools.pairwise(np.cumsum([0, *sizes]))]
-    if np.count_nonzero(B) == np.count_nonzero(scale):
-        return (np.eye(len(B)) / np.where(alive, scale, 1))[:, alive], [int(alive[s].sum()) for s in blocks]
-    if any(B[s, t].any() for s in blocks for t in blocks if s != t):
-        blocks = [slice(0, len(B))]
-    factors = []
-    for block in blocks:
-        inverse = np.where(alive[block], 1 / np.where(alive[block], scale[block], 1), 0)
-        sigma, U = scipy.linalg.eigh(inverse[:, None] * B[block, block] * inverse)
-        keep = sigma > cutoff * max(sigma[-1], 0)
-        factors.append(inverse[:, None] * U[:, keep] / np.sqrt(sigma[keep]))
-    return scipy.linalg.block_diag(*factors), [f.shape[1] for f in factors]

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -58,12 +60,18 @@ class Centred(NamedTuple):
     rows: Any
 
 
-class Covariance(NamedTuple):
-    """The columns of a second moment that belong to one leaf, and their ``span``, in place of the leaf's rows."""
+@partial(jax.tree_util.register_dataclass, data_fields=["panel"], meta_fields=["start", "shape"])
+@dataclass(frozen=True)
+class Covariance:
+    """The rows of a symmetric second moment that belong to one leaf, from ``start`` on, in place of its rows."""
 
-    columns: np.ndarray
-    span: slice
+    panel: Any
+    start: int
     shape: tuple[int, ...]
+
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.start + self.panel.shape[0])
 
 
 class Mean(NamedTuple):
@@ -146,7 +154,7 @@ def _project(leaf: Any, v: Any) -> Any:
         centred = centred * present(leaf) if isinstance(leaf.rows, Filled) else centred
         return centred * (b / (b - 1))
     if isinstance(leaf, Covariance):
-        return v @ leaf.columns.T
+        return v @ leaf.panel
     if isinstance(leaf, Sparse):
         scores = (leaf.matrix @ v.T).T
         return scores if leaf.means is None else scores - (v @ leaf.means.T) @ leaf.weights.T
@@ -223,7 +231,7 @@ def trace(x: Tree) -> Any:
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, Covariance):
-            return np.trace(leaf.columns[leaf.span])
+            return leaf.panel[:, leaf.span].trace()
         b = count(leaf)
         if not isinstance(leaf, Centred):
             return squared_norms(leaf).sum() / b
@@ -330,10 +338,19 @@ def stacked(batch: Tree, m: int) -> Tree | None:
     return jax.tree.map(lambda leaf: leaf.reshape((m, leaf.shape[0] // m, *leaf.shape[1:])), batch)
 
 
-def covariance_view(C: np.ndarray, template: Tree) -> Tree:
-    """The second moment of all features as a view shaped like ``template``."""
+def covariance_view(rows: Callable[[int, int], Any], template: Tree) -> Tree:
+    """The second moment of all features as a view shaped like ``template``; ``rows(a, b)`` gives rows a to b of it."""
     items, structure = jax.tree.flatten(template)
     ends = np.cumsum([0] + [math.prod(s.shape) for s in items]).tolist()
-    spans = [slice(*each) for each in pairwise(ends)]
-    columns = [Covariance(C[:, span], span, tuple(s.shape)) for span, s in zip(spans, items, strict=True)]
-    return jax.tree.unflatten(structure, columns)
+    spans = zip(pairwise(ends), items, strict=True)
+    return jax.tree.unflatten(structure, [Covariance(rows(a, b), a, tuple(s.shape)) for (a, b), s in spans])
+
+
+def second_moment(x: Tree, ridge: float) -> Any:
+    """The matrix of a view of `Covariance` leaves, with the ridge added to its diagonal."""
+    parts = leaves(x)
+    view = slice(parts[0].span.start, parts[-1].span.stop)
+    panels = [leaf.panel[:, view] for leaf in parts]
+    xp = np if isinstance(panels[0], np.ndarray) else jnp
+    C = xp.concatenate(panels) if len(panels) > 1 else panels[0]
+    return C + ridge * C.trace() / len(C) * xp.eye(len(C)) if ridge else C

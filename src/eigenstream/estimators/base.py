@@ -31,8 +31,8 @@ T = TypeVar("T")
 #: Parts of docstrings that several estimators share.
 DOCS = {
     "{shared}": """solver : str or solver
-        ``"auto"`` takes ``"exact"`` if its sums fit ``memory_budget`` and are faster, else ``"game"``. Others are
-        ``"paper"`` and so on, or an object of `eigenstream.solvers` with its settings.
+        ``"auto"`` takes ``"exact"`` if its sums fit ``memory_budget``, else ``"game"``. Others are ``"paper"`` and so
+        on, or an object of `eigenstream.solvers` with its settings.
     batch_size : int
         Rows per step of an iterative solver.
     max_epochs : int
@@ -40,8 +40,9 @@ DOCS = {
     tol : float, optional
         Stop an iterative solver below this residual; ``"game"``, below this estimated shortfall of the sum of the
         leading eigenvalues.
-    memory_budget : float
-        Bytes that ``"auto"`` may use for exact sums.
+    memory_budget : float, optional
+        Bytes that ``"auto"`` allows exact sums; their solution takes about as much again. Default: half of what is
+        free on the device that will hold them, host memory for a CPU.
     precision : {"float32", "tf32", "bf16"}, optional
         Precision of a streaming solver's products on a device; its state is in float32. Default: JAX's own setting.
     mesh : str, mesh or None
@@ -108,7 +109,7 @@ class StreamEstimator(BaseEstimator):
     batch_size: int = 100
     max_epochs: int = 1
     tol: float | None = None
-    memory_budget: float = 4e9
+    memory_budget: float | None = None
     precision: str | None = None
     mesh: Any = None
     half_life: float | None = None

@@ -53,21 +53,21 @@ def measure(estimator: Any, result: Result, again: Iterable[Tree]) -> Measured:
     W = [flat(view) for view in result.eigenvectors]
     means = [flat(view)[:, 0] for view in result.summary.means]
     means = means if estimator.center else [np.zeros_like(mean) for mean in means]
-    covariance = estimator._run.engine.covariance()
-    if covariance is not None:
-        return _from_covariance(covariance, W, means)
+    crossed = estimator._run.engine.cross_covariances(result.eigenvectors)
+    if crossed is not None:
+        return _from_covariances(crossed, W, means)
     return _from_rows(again, W, means, int(bool(estimator.center)))
 
 
-def _from_covariance(C: np.ndarray, W: list[np.ndarray], means: list[np.ndarray]) -> Measured:
-    """Measure by the covariance of all views side by side."""
+def _from_covariances(crossed: list[np.ndarray], W: list[np.ndarray], means: list[np.ndarray]) -> Measured:
+    """Measure by the covariances of all features with each view's scores."""
     ends = np.cumsum([0] + [len(w) for w in W])
     parts = [slice(a, b) for a, b in itertools.pairwise(ends)]
     named = list(zip(W, parts, strict=True))
-    across = np.array([[np.einsum("ik,ik->k", w, C[p, q] @ u) for u, q in named] for w, p in named])
-    loadings = [C[p, p] @ w for w, p in named]
+    across = np.array([[np.einsum("ik,ik->k", w, C[p]) for C in crossed] for w, p in named])
+    loadings = [np.ascontiguousarray(C[p]) for C, p in zip(crossed, parts, strict=True)]
     within = np.array([w.T @ load for w, load in zip(W, loadings, strict=True)])
-    return Measured(W, means, across, within, loadings, C[parts[-1], parts[0]] @ W[0])
+    return Measured(W, means, across, within, loadings, crossed[0][parts[-1]])
 
 
 def _from_rows(batches: Iterable[Tree], W: list[np.ndarray], means: list[np.ndarray], dof: int) -> Measured:

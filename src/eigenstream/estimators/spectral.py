@@ -15,6 +15,7 @@ from sklearn.neighbors import kneighbors_graph
 from sklearn.utils.validation import validate_data
 
 from eigenstream import problems
+from eigenstream.core.memory import free_bytes
 from eigenstream.core.types import Tree
 from eigenstream.estimators.base import StreamEstimator, estimator, flat
 from eigenstream.run.result import Result
@@ -53,7 +54,8 @@ class GraphMixin:
         return self._fit_graph(problems.laplacian(n_nodes=n_nodes, ridge=self.ridge), n_nodes, batches, **options)
 
     def _fit_graph(self: Any, problem: problems.Problem, nodes: int, batches: Any, **options: Any) -> Any:
-        if self._wanted() is None and 6 * 8 * nodes**2 > self.memory_budget:
+        budget = free_bytes() / 2 if self.memory_budget is None else self.memory_budget
+        if self._wanted() is None and 6 * 8 * nodes**2 > budget:
             raise ValueError(f"n_components=None: all {nodes} components do not fit memory_budget; give a number")
         try:
             return self._fit_batches(batches, problem=problem, **options)

@@ -236,8 +236,8 @@ class Problem:
         return sum(sizes)
 
     def statistics_bytes(self, d: int) -> int:
-        """The peak memory of an exact solution: about fifteen d×d arrays (measured)."""
-        return 15 * 8 * d * d
+        """Memory for the sums of an exact solution. Sums and solution take about twice this: three d×d arrays."""
+        return 12 * d * d
 
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
         """Empty statistics for an exact solution; ``repeatable``: the rows can be read twice."""
@@ -245,4 +245,8 @@ class Problem:
 
     def from_moments(self, statistics: MomentStatistics) -> Tree:
         """The argument of `products` in place of rows."""
-        return views.covariance_view(statistics.covariance(), statistics.template)
+        return statistics.covariance_view()
+
+    def metric(self, x: Tree) -> list[Any] | None:
+        """The diagonal blocks of ``B``, from statistics in place of rows; None if ``B`` is the identity and a ridge."""
+        return None if self.orthonormal else [views.second_moment(view, self.ridge) for view in self.blocks(x)]

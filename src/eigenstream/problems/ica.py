@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from eigenstream.core import host_batches, players, views
-from eigenstream.core.moments import Summary, blocks
+from eigenstream.core.moments import NotFinite, Summary, blocks
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem, Products
 from eigenstream.problems.statistics import Statistics
@@ -75,6 +75,9 @@ class ICA(Problem):
         gaussian = players.add(players.scale(views.trace(x.first), CV), players.scale(2.0, CCV))
         return Products(players.subtract(fourth, gaussian), views.ridged(x.second, V, CV, self.ridge))
 
+    def metric(self, x: Fourth) -> list[Any]:
+        return [views.second_moment(x.second, self.ridge)]
+
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
         template = self.template(batch)
         d = players.size(template)
@@ -115,10 +118,11 @@ class FourthStatistics(Statistics):
             n += len(x)
             second = second + x.T @ x
             fourth = fourth + weighted.T @ weighted
+        _check_sums(batch, fourth.diagonal())
         return replace(self, n=n, second=second, fourth=fourth)
 
     def operands(self) -> Fourth:
-        fourth, second = (views.covariance_view(m / self.n, self.template) for m in (self.fourth, self.second))
+        fourth, second = (_view(m / self.n, self.template) for m in (self.fourth, self.second))
         return Fourth([fourth], second, second)
 
     def summary(self) -> Summary:
@@ -136,6 +140,7 @@ class MeanFirst(Statistics):
     def add(self, batch: Tree) -> MeanFirst:
         sums = np.asarray(host_batches.dense_or_csr(batch).sum(0, dtype=np.float64)).ravel()
         count = views.n_rows(batch)
+        _check_sums(batch, sums)
         return replace(self, n=self.n + count, mean=self.mean + (sums - count * self.mean) / (self.n + count))
 
     def again(self) -> FourthStatistics:
@@ -165,6 +170,7 @@ class ThirdStatistics(Statistics):
             for piece in np.array_split(z, -(-len(z) // 256)):
                 pairs = (piece[:, :, None] * piece[:, None, :]).reshape(len(piece), -1)
                 third = third + (pairs.T @ piece).reshape(d, d, d)
+        _check_sums(batch, fourth.diagonal())
         return replace(self, n=n, pilot=pilot, first=first, second=second, third=third, fourth=fourth)
 
     def summary(self) -> Summary:
@@ -179,10 +185,19 @@ class ThirdStatistics(Statistics):
         inner = Q - np.outer(t, m) - np.outer(m, t) + np.trace(S) * mm
         inner += -2 * (T @ m) + 2 * np.outer(Sm, m) + 2 * np.outer(m, Sm) - 2 * (m @ m) * mm
         inner += (m @ m) * (S - mm)
-        fourth, second = (views.covariance_view(M, self.template) for M in (inner, S - mm))
+        fourth, second = (_view(M, self.template) for M in (inner, S - mm))
         return Fourth([fourth], second, second)
 
 
 def dense_blocks(batch: Tree) -> Any:
     for (block,), _ in blocks([host_batches.dense_or_csr(batch)]):
         yield block if isinstance(block, np.ndarray) else block.toarray()
+
+
+def _view(C: np.ndarray, template: Tree) -> Tree:
+    return views.covariance_view(lambda a, b: C[a:b], template)
+
+
+def _check_sums(batch: Tree, sums: np.ndarray) -> None:
+    if not np.isfinite(sums).all():
+        raise NotFinite(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -127,8 +128,11 @@ class LDA(Problem):
 
     def from_moments(self, statistics: MomentStatistics) -> Scatters:
         template, moments = statistics.template, statistics.moments
-        within = views.covariance_view(moments.scatter / moments.n, template)
+        within = views.covariance_view(partial(moments.panel, divisor=moments.n), template)
         return Scatters(within, between_rows(moments.counts, players.from_matrix(moments.means.T, template)))
+
+    def metric(self, x: Scatters) -> list[Any]:
+        return [views.second_moment(x.within, self.ridge)]
 
 
 def between_rows(counts: Any, means: Tree) -> Tree:

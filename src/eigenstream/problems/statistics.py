@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import jax
-import numpy as np
 
-from eigenstream.core import host_batches, players
+from eigenstream.core import host_batches, players, views
+from eigenstream.core.device_moments import DeviceMoments
 from eigenstream.core.moments import Moments, Summary
 from eigenstream.core.types import Tree
 
@@ -28,31 +29,45 @@ class Statistics:
         """Counts and means of the rows, if they have means."""
         return None
 
+    def on_host(self) -> Self:
+        """The same sums in host memory."""
+        return self
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MomentStatistics(Statistics):
     """Means and covariance of all views side by side, about class means if rows have labels."""
 
-    moments: Moments
+    #: `Moments` on the host, or `eigenstream.core.device_moments.DeviceMoments`.
+    moments: Any
 
     @classmethod
     def empty(cls, problem: Any, batch: Tree) -> Self:
         template = problem.template(batch)
         return cls(problem, template, Moments.empty(players.size(template), problem.groups))
 
-    def add(self, batch: Tree) -> Self:
+    def add(self, batch: Tree, **how: Any) -> Self:
+        """The sums with one more batch; ``how``: see `eigenstream.core.device_moments.DeviceMoments.add`."""
         rows, labels = self.problem.split(batch)
-        # With B = I nothing is divided by a variance, so products in the rows' own precision suffice.
-        wide = not self.problem.orthonormal
-        return replace(self, moments=self.moments.add(host_batches.dense_parts(rows), labels, wide))
+        return replace(self, moments=self.moments.add(host_batches.dense_parts(rows), labels, batch, **how))
+
+    def on_device(self, mesh: Any) -> Self:
+        """The same sums on a mesh of devices, or on JAX's default device."""
+        return replace(self, moments=DeviceMoments.of(self.moments, mesh))
+
+    def on_host(self) -> Self:
+        return replace(self, moments=self.moments.on_host())
 
     def faded(self, factor: float) -> Self:
         """The same sums with every row weighted by ``factor``."""
         return replace(self, moments=self.moments.faded(factor))
 
-    def covariance(self) -> np.ndarray:
-        return self.moments.covariance() if self.problem.center else self.moments.second_moment()
+    def covariance_view(self) -> Tree:
+        """The unbiased covariance about the group means, or if rows are not centred the second moment."""
+        divisor = self.moments.n - len(self.moments.counts) if self.problem.center else self.moments.n
+        panel = partial(self.moments.panel, divisor=divisor, about_zero=not self.problem.center)
+        return views.covariance_view(panel, self.template)
 
     def operands(self) -> Tree:
         return self.problem.from_moments(self)

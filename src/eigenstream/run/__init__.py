@@ -25,7 +25,7 @@ def solve(
     max_epochs: int = 1,
     max_steps: int | None = None,
     tol: float | None = None,
-    memory_budget: float = 4e9,
+    memory_budget: float | None = None,
     half_life: float | None = None,
     random_state: int = 0,
     precision: str | None = None,
@@ -49,7 +49,7 @@ def solve(
         Number of eigenpairs; None for all.
     solver : str or solver
         ``"exact"`` sums the covariances and solves once; ``"game"`` is the accelerated game; ``"auto"`` chooses
-        ``"exact"`` if it fits ``memory_budget`` and is faster, else ``"game"``. Others: ``"paper"``, ``"smooth"``,
+        ``"exact"`` if its sums fit ``memory_budget``, else ``"game"``. Others: ``"paper"``, ``"smooth"``,
         ``"eckart_young"``, ``"sgha"``, ``"oja"``, ``"rsg+"``, or an object from `eigenstream.solvers`.
     which : {"largest", "smallest", "magnitude"}
         The end of the spectrum; ``"magnitude"`` with ``"exact"`` only.
@@ -60,8 +60,9 @@ def solve(
     tol : float, optional
         Stop an iterative solver when the largest residual, averaged over snapshots 50 steps apart, is below this. Stop
         ``"game"`` when its estimated relative shortfall of the eigenvalue sum is below this.
-    memory_budget : float
-        Memory in bytes that ``"auto"`` allows the exact solver.
+    memory_budget : float, optional
+        Bytes that ``"auto"`` allows exact sums; their solution takes about as much again. Default: half of what is
+        free on the device that will hold them, host memory for a CPU.
     half_life : float, optional
         A row's weight halves after this many further rows, for streams that drift; ``"game"`` and ``"exact"`` only.
     random_state : int

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -74,6 +75,11 @@ class Engine(Protocol):
     criterion: str
     #: The fewest rows that can be learned from at once.
     fewest_rows: int
+    #: Of an engine that sums rows: the rows to read at once, whether nobody writes to them later, and the range of
+    #: rows of a batch that this process sums (None: all).
+    block_rows: int = 0
+    rows_stay: bool = False
+    share: Callable[[int], tuple[int, int]] | None = None
 
     def take(self, batch: Tree, start: int, total: int) -> int:
         """Learn from an accepted batch, this process's rows from ``start`` on of ``total``; return the steps taken."""
@@ -128,8 +134,8 @@ class Engine(Protocol):
         """Eigenvalues and residual so far, if they are known."""
         return {}
 
-    def covariance(self) -> np.ndarray | None:
-        """The covariance of all views side by side; None if it was not summed."""
+    def cross_covariances(self, V: Tree) -> list[np.ndarray] | None:
+        """For each view the covariance ``(d, k)`` of all features with its scores; None if it was not summed."""
         return None
 
 

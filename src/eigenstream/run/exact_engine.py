@@ -2,40 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial, reduce
 from typing import Any
 
 import jax
 import numpy as np
 
-from eigenstream.core import players
-from eigenstream.core.moments import Summary
+from eigenstream import distributed
+from eigenstream.core import device_moments, host_batches, moments, players, views
+from eigenstream.core.device_moments import AHEAD, DeviceMoments
+from eigenstream.core.moments import BLOCK_ROWS, Summary
 from eigenstream.core.types import Tree
 from eigenstream.run.engine import Ending, Engine, Setup, Stop, check_enough_rows, like_fresh
 from eigenstream.run.result import Status
+from eigenstream.solvers.exact import report_not_finite
 from eigenstream.streams.blocks import Blocks
 
 
 class ExactEngine(Engine):
-    """Adds the moments of all rows and solves once at the end."""
+    """Adds the moments of all rows and solves once at the end.
+
+    On a mesh the devices share the rows and the sums. Several processes without a mesh each sum their own rows, and
+    their sums are merged when they are read.
+    """
 
     sums_rows = True
     criterion = ""
 
     def __init__(self, setup: Setup):
         self.problem, self.solver, self.which = setup.problem, setup.solver, setup.which
-        self.state: Any = self.solver.init(self.problem, setup.first, setup.k, setup.repeatable)
+        self.placement, mesh = setup.placement, setup.placement.mesh
+        self._start = partial(self.solver.init, self.problem, setup.first, setup.k, setup.repeatable, mesh)
+        self._d = players.size(self.problem.template(setup.first)) if self.problem.has_rows else 1
+        with name_memory(self._d):
+            self.state: Any = self._start()
         self.fewest_rows = self.problem.fewest_rows(False)
         self.passes = 1
-        self._blocks = Blocks()
+        on_device = isinstance(self._moments(), DeviceMoments)
+        self.block_rows = (device_moments if on_device else moments).block_rows(self._d)
+        self._blocks = Blocks(self.block_rows if on_device else BLOCK_ROWS, valid=AHEAD + 2 if on_device else 1)
+        self._parallel = distributed.count() > 1 and self._moments() is not None
+        if self._parallel:
+            self.share = self.placement.share if self.placement.shares_rows else None if mesh else distributed.share
+        #: The sums of all processes, until more rows come.
+        self._whole: Any = None
+
+    def _moments(self) -> Any:
+        return getattr(self.state.statistics, "moments", None)
 
     def take(self, batch: Tree, start: int, total: int) -> int:
-        for block in self._blocks.add(batch):
-            self.state = self.solver.step(self.problem, self.state, block)
+        self._whole = None
+        if self._parallel and self.placement.mesh is not None:
+            # Every process takes part in the same program, so batches are not joined.
+            self._add(batch, start=start, total=total)
+            return 1
+        if self._parallel and total == views.n_rows(batch):
+            lo, hi = distributed.share(total)
+            (batch,) = host_batches.cut(batch, [hi]) if not lo else list(host_batches.cut(batch, [lo, hi - lo]))[1:]
+        if self.rows_stay:
+            self._add(batch, stays=True)
+            return 1
+        for block in self._blocks.add(batch) if views.n_rows(batch) else ():
+            self._add(block, stays=block is not batch)
         return 1
+
+    def _add(self, block: Tree, **how: Any) -> None:
+        with name_memory(self._d):
+            self.state = self.solver.step(self.problem, self.state, block, **how)
 
     def flush(self) -> None:
         if self._blocks.waiting:
-            self.state = self.solver.step(self.problem, self.state, self._blocks.rest())
+            self._add(self._blocks.rest())
+
+    def _statistics(self) -> Any:
+        """The sums of all processes."""
+        if not self._parallel or self.placement.mesh is not None:
+            return self.state.statistics
+        if self._whole is None:
+            self.flush()
+            leaves, structure = jax.tree.flatten(self.state.statistics.on_host())
+            parts = [jax.tree.unflatten(structure, own) for own in distributed.gather_all(leaves)]
+            self._whole = reduce(lambda a, b: a.merged(b), parts)
+        return self._whole
 
     def next_pass(self, epoch: int, max_epochs: int) -> bool:
         self.flush()
@@ -51,25 +101,38 @@ class ExactEngine(Engine):
         return self.passes == 1
 
     def saveable(self) -> list[Any] | None:
-        return None if self._blocks.waiting else [*jax.tree.leaves(self.state.statistics), self.state.epsilon]
+        if self._blocks.waiting and not self._parallel:
+            return None
+        with report_not_finite():
+            return [*jax.tree.leaves(self._statistics().on_host()), self.state.epsilon]
 
     def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
         for _ in range(epoch):
             self.next_pass(0, 0)
-        fresh, structure = jax.tree.flatten(self.state.statistics)
+        fresh, structure = jax.tree.flatten(self.state.statistics.on_host())
         leaves = [like_fresh(x, arrays.get(i)) for i, x in enumerate(fresh)]
         statistics = jax.tree.unflatten(structure, leaves)
+        if isinstance(self._moments(), DeviceMoments):
+            statistics = statistics.on_device(self.placement.mesh)
+        elif self._parallel and not distributed.is_first():
+            # The saved sums are of all processes: only the first continues from them.
+            statistics = self.state.statistics
         self.state = self.state._replace(statistics=statistics, epsilon=float(arrays[len(fresh)]))
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
         self.flush()
         if not hasattr(self.state.statistics, "operands"):
             raise ValueError("the run ended in the first of two passes: nothing can be solved yet; let it run on")
+        with report_not_finite(), name_memory(self._d):
+            return self._solved(n_rows, stop)
+
+    def _solved(self, n_rows: int, stop: Stop | None) -> Ending:
+        state = self.state._replace(statistics=self._statistics())
         summary = self.summary()
         # Faded sums have lost the number of rows.
         n = n_rows if summary is None or self.solver.half_life is not None else int(summary.counts.sum())
         check_enough_rows(n, self.fewest_rows, self.problem, self.state.k)
-        solved, V, info = self.solver.solve(self.problem, self.state, self.which, n)
+        solved, V, info = self.solver.solve(self.problem, state, self.which, n)
         message = info.message if not n else f"solved exactly from {n} rows in {self.passes} pass"
         message += "es" * (self.passes > 1)
         d, rank = players.size(self.state.template), sum(solved.ranks)
@@ -82,7 +145,21 @@ class ExactEngine(Engine):
         return Ending(solved.eigenvalues, V, info.residuals, converged, status, message, self.state, n)
 
     def summary(self) -> Summary | None:
-        return self.solver.summary(self.state)
+        return self._statistics().summary()
 
-    def covariance(self) -> np.ndarray | None:
-        return self.solver.covariance(self.state)
+    def cross_covariances(self, V: Tree) -> list[np.ndarray] | None:
+        return self.solver.cross_covariances(self._statistics(), V)
+
+
+@contextmanager
+def name_memory(d: int) -> Iterator[None]:
+    """Name the sizes and the way out when a device runs out of memory."""
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise MemoryError(
+            f"exact sums of {d} features take {8e-9 * d * d:.2g} GB and their solution about twice as much again, more "
+            'than is free: give fewer columns, a smaller memory_budget, more devices by mesh="auto", or solver="game"'
+        ) from error

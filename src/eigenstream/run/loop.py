@@ -67,7 +67,7 @@ class Run:
         solver: Any = "auto",
         *,
         which: str = "largest",
-        memory_budget: float = 4e9,
+        memory_budget: float | None = None,
         half_life: float | None = None,
         random_state: int = 0,
         precision: str | None = None,
@@ -105,7 +105,7 @@ class Run:
         if self.single_view and isinstance(template, tuple | list) and len(template) > 1:
             raise ValueError(f"a batch holds {len(template)} arrays, and this estimator takes one: give X alone")
         self.solver, self.reason = chosen(
-            self.solver, self.problem, view_sizes(template), self.k, self.which, self.budget, self.half_life
+            self.solver, self.problem, view_sizes(template), self.which, self.budget, self.half_life
         )
         options = self.which, repeatable, self.seed, self.for_estimator, self.placement
         setup = Setup(self.problem, self.solver, self.k, batch, *options)
@@ -192,7 +192,9 @@ class Run:
         stream = Epochs(self.problem, batches, max_steps, SNAPSHOT_EVERY)
         self.begin(self.problem.accept(stream.head()), stream.repeatable)
         if self.engine.sums_rows:
-            stream.in_large_batches()
+            self.engine.rows_stay = stream.in_large_batches(self.engine.block_rows)
+            if self.engine.share is not None:
+                stream.shared(self.engine.share)
             max_steps, max_epochs, tol = None, 1, None
         else:
             self._check_stepping(stream, max_epochs, tol)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
-from eigenstream.core import host_batches, players, views
-from eigenstream.core.moments import Summary
-from eigenstream.core.ritz import Dense, fix_signs, solve_dense
+from eigenstream.core import host_batches, players, ritz, views
+from eigenstream.core.device_moments import wide
+from eigenstream.core.moments import NotFinite
+from eigenstream.core.pencil import Solved, solve
+from eigenstream.core.ritz import fix_signs
 from eigenstream.core.types import Tree
 from eigenstream.metrics import residuals
 from eigenstream.problems.base import Problem
@@ -23,6 +29,8 @@ from eigenstream.solvers.schedules import check_half_life
 ROUNDED = 4
 #: Rows with a half-life are added in pieces of this share of it.
 PIECES = 8
+#: With fewer features the host is as fast, and compiles nothing.
+DEVICE_FEATURES = 256
 
 
 class ExactState(NamedTuple):
@@ -63,33 +71,29 @@ class Exact:
     def __post_init__(self) -> None:
         check_half_life(self.half_life)
 
-    def init(self, problem: Problem, batch: Tree, k: int | None, repeatable: bool = False) -> ExactState:
-        """Empty sums for batches like this one; ``repeatable``: they can be read twice."""
+    def init(
+        self, problem: Problem, batch: Tree, k: int | None, repeatable: bool = False, mesh: Any = None
+    ) -> ExactState:
+        """Empty sums for batches like this one; ``repeatable``: they can be read twice; ``mesh``: devices for them."""
         statistics = problem.statistics(batch, repeatable)
         if self.half_life is not None and not hasattr(statistics, "faded"):
             raise ValueError(
                 f"half_life: the sums of {type(problem).__name__} cannot fade; take solver='game', or half_life=None"
             )
+        if hasattr(statistics, "on_device") and sums_on_device(batch, players.size(statistics.template), mesh):
+            statistics = statistics.on_device(mesh)
         return ExactState(statistics, problem.template(batch), k, float(np.finfo(np.float64).eps))
 
-    def step(self, problem: Problem, state: ExactState, batch: Tree) -> ExactState:
-        """Add one batch, best of thousands of rows."""
-        batch = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, batch)
+    def step(self, problem: Problem, state: ExactState, batch: Tree, **how: Any) -> ExactState:
+        """Add one batch, best of thousands of rows; ``how``: see `MomentStatistics.add`."""
         floats = [x.dtype for x in views.leaves(batch) if x.dtype.kind == "f"]
         epsilon = max([state.epsilon, *(float(np.finfo(dtype).eps) for dtype in floats)])
-        # Rows that are not finite raise below: no warning here.
-        with np.errstate(invalid="ignore", over="ignore"):
-            statistics = self._added(state.statistics, batch)
-        # A row that is not finite makes the diagonals not finite.
-        small = [np.diagonal(x) if np.ndim(x) == 2 else x for x in jax.tree.leaves(statistics) if np.ndim(x) <= 2]
-        if not all(np.isfinite(x).all() for x in small):
-            check_finite(batch)
-            raise ValueError("the sums are not finite: the rows hold numbers too large to square")
-        return state._replace(statistics=statistics, epsilon=epsilon)
+        with report_not_finite():
+            return state._replace(statistics=self._added(state.statistics, batch, how), epsilon=epsilon)
 
-    def _added(self, statistics: Any, batch: Tree) -> Any:
+    def _added(self, statistics: Any, batch: Tree, how: dict[str, Any]) -> Any:
         if self.half_life is None:
-            return statistics.add(batch)
+            return statistics.add(batch, **how)
         # Rows added together have equal weights, so pieces are small against the half-life.
         for piece in host_batches.pieces(batch, max(1, int(self.half_life / PIECES))):
             statistics = statistics.faded(0.5 ** (views.n_rows(piece) / self.half_life)).add(piece)
@@ -100,44 +104,99 @@ class Exact:
         again = state.statistics.again()
         return None if again is None else state._replace(statistics=again)
 
-    def summary(self, state: ExactState) -> Summary | None:
-        """Counts and means of the rows summed."""
-        return state.statistics.summary()
+    def cross_covariances(self, statistics: Any, V: Tree) -> list[np.ndarray] | None:
+        """For each view the covariance ``(d, k)`` of all features with its scores; None if other sums were taken."""
+        if not hasattr(statistics, "covariance_view"):
+            return None
+        with wide():
+            pairs = zip(statistics.covariance_view(), V, strict=True)
+            return [np.asarray(views.project(view, v)).T for view, v in pairs]
 
-    def covariance(self, state: ExactState) -> np.ndarray | None:
-        """The covariance of all views side by side; None if other sums were taken."""
-        return state.statistics.covariance() if hasattr(state.statistics, "covariance") else None
-
-    def solve(self, problem: Problem, state: ExactState, which: str, n: int) -> tuple[Dense, Tree, EighInfo]:
+    def solve(self, problem: Problem, state: ExactState, which: str, n: int) -> tuple[Solved, Tree, EighInfo]:
         """Solve the sums of ``n`` rows: dense vectors, players with fixed signs, and how they were found."""
-        operands = state.statistics.operands()
+        with report_not_finite():
+            operands = state.statistics.operands()
         if isinstance(operands, Operands):
             A, B = map(to_host, operands)
             lam, V, method = solve_on_host(A, B, state.k or A.shape[0], which, 0.0, 0)
-            solved = Dense(lam, V, [V.shape[0]])
-            info = EighInfo(method, residuals(V, lam, A, B), True, f"{len(lam)} pairs by {method}")
+            solved = Solved(lam, V, [V.shape[0]], method)
+            rest, message = residuals(V, lam, A, B), f"{len(lam)} pairs by {method}"
         else:
-            A, B = (players.to_matrix(M) for M in problem.products(operands, players.identity(state.template)))
-            if not (np.isfinite(A).all() and np.isfinite(B).all()):
-                raise ValueError("the sums are not finite: the rows hold numbers too large to square")
-            d = len(A)
-            # LAPACK's rounding, and that of the rows: a column dependent to relative error ε leaves a variance of ε².
-            cutoff = max(d * np.finfo(np.float64).eps, (ROUNDED * state.epsilon) ** 2)
-            solved = solve_dense((A + A.T) / 2, B, state.k or d, which, cutoff, view_sizes(state.template))
-            most = problem.most_components(solved.ranks)
-            if most < 1:
-                raise ValueError(
-                    f"there are no components: B has ranks {solved.ranks} (constant columns, or too few rows); give "
-                    "more rows, columns that vary, or a ridge"
-                )
-            if state.k is None:
-                solved = solved.first(min(most, n) if problem.has_rows else most)
-            elif state.k > most:
-                more = "a larger ridge" if problem.ridge else "a ridge"
-                raise ValueError(
-                    f"k={state.k} is too large: B has ranks {solved.ranks} (constant or duplicate columns, or few "
-                    f"rows), so there are {most} components; give k of at most {most}, or {more}"
-                )
-            rest = residuals(solved.vectors, solved.eigenvalues, A, B)
-            info = EighInfo("scipy.linalg.eigh", rest, True, "solved exactly")
-        return solved, fix_signs(players.from_matrix(solved.vectors, state.template)), info
+            with wide():
+                solved, rest = self._from_moments(problem, state, operands, which, n)
+            message = "solved exactly"
+        info = EighInfo(solved.method, rest, True, message)
+        return solved, fix_signs(players.from_matrix(np.asarray(solved.vectors), state.template)), info
+
+    def _from_moments(
+        self, problem: Problem, state: ExactState, operands: Tree, which: str, n: int
+    ) -> tuple[Solved, np.ndarray]:
+        sizes, d = view_sizes(state.template), players.size(state.template)
+        # LAPACK's rounding, and that of the rows: a column dependent to relative error ε leaves a variance of ε².
+        cutoff = max(d * np.finfo(np.float64).eps, (ROUNDED * state.epsilon) ** 2)
+        sums = [leaf for leaf in views.leaves(operands) if isinstance(leaf, views.Covariance)]
+        if not all(np.isfinite(np.asarray(leaf.panel[:, leaf.span].trace())) for leaf in sums):
+            raise ValueError("the sums are not finite: the rows hold numbers too large to square")
+        times = Times(problem, state.template)
+        k = problem.most_components(sizes) if state.k is None else state.k
+        solved = solve(times, operands, problem.metric(operands), sizes, k, which, cutoff)
+        if problem.orthonormal:
+            # B is 1 + ridge times the identity.
+            solved = solved.scaled(1 + problem.ridge)
+        most = problem.most_components(solved.ranks)
+        if most < 1:
+            raise ValueError(
+                f"there are no components: B has ranks {solved.ranks} (constant columns, or too few rows); give "
+                "more rows, columns that vary, or a ridge"
+            )
+        if state.k is None:
+            solved = solved.first(min(most, n) if problem.has_rows else most)
+        elif state.k > most:
+            more = "a larger ridge" if problem.ridge else "a ridge"
+            raise ValueError(
+                f"k={state.k} is too large: B has ranks {solved.ranks} (constant or duplicate columns, or few "
+                f"rows), so there are {most} components; give k of at most {most}, or {more}"
+            )
+        return solved, times.residuals(operands, solved)
+
+
+class Times:
+    """``A V`` of a problem for the columns of ``V``, equal and hashed by problem and template."""
+
+    def __init__(self, problem: Problem, template: Tree):
+        self.problem, self.template = problem, template
+        leaves, structure = jax.tree.flatten(template)
+        self._key = problem, structure, tuple(leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Times) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __call__(self, operands: Tree, V: Any) -> Any:
+        AV = self.problem.products(operands, players.from_matrix(V, self.template)).AV
+        leaves = [leaf.reshape(len(leaf), -1).T for leaf in jax.tree.leaves(AV)]
+        return leaves[0] if len(leaves) == 1 else (np if isinstance(V, np.ndarray) else jnp).concatenate(leaves)
+
+    def residuals(self, operands: Tree, solved: Solved) -> np.ndarray:
+        V = players.from_matrix(solved.vectors, self.template)
+        AV, BV = self.problem.products(operands, V)
+        return np.asarray(ritz.residuals(V, AV, BV, solved.eigenvalues))
+
+
+@contextmanager
+def report_not_finite() -> Iterator[None]:
+    """Name the row of a batch that the sums refused."""
+    try:
+        yield
+    except NotFinite as error:
+        check_finite(error.batch)
+        raise ValueError("the sums are not finite: the rows hold numbers too large to square") from None
+
+
+def sums_on_device(batch: Tree, d: int, mesh: Any) -> bool:
+    """Whether to sum on a device: for a mesh, and for dense rows of many features if JAX's own device is no CPU."""
+    if any(scipy.sparse.issparse(leaf) for leaf in views.leaves(batch)):
+        return False
+    return mesh is not None or (jax.default_backend() != "cpu" and d >= DEVICE_FEATURES)

@@ -16,12 +16,14 @@ from eigenstream.core.views import n_rows
 class Blocks:
     """A queue of host batches that returns blocks of ``block_rows`` rows or more.
 
-    Rows are copied, so a source may reuse its memory. A block is a view of the queue's memory and is valid until the
-    next call.
+    Rows are copied, so a source may reuse its memory. A block is a view of the queue's memory, which is used again
+    after ``valid`` more blocks.
     """
 
-    def __init__(self, block_rows: int = BLOCK_ROWS) -> None:
-        self.block_rows = block_rows
+    def __init__(self, block_rows: int = BLOCK_ROWS, valid: int = 1) -> None:
+        self.block_rows, self.valid = block_rows, valid
+        #: Memory of the last blocks.
+        self._used: list[list[Any]] = []
         #: Rows in the queue.
         self.waiting = 0
         self._rows: list[Any] = []
@@ -38,7 +40,7 @@ class Blocks:
         if not self.waiting and n_rows(batch) >= self.block_rows:
             return [*out, jax.tree.unflatten(structure, leaves)]
         if not self.waiting and not (form == self._form and self._has_room(n_rows(batch))):
-            self._form, self._rows = form, [self._room(leaf) for leaf in leaves]
+            self._form, self._rows, self._used = form, [self._room(leaf) for leaf in leaves], []
         self._append(leaves)
         return [*out, self.rest()] if self.waiting >= self.block_rows else out
 
@@ -46,13 +48,16 @@ class Blocks:
         """All queued rows as one block."""
         count, self.waiting = self.waiting, 0
         leaves = [scipy.sparse.vstack(x, format="csr") if isinstance(x, list) else x[:count] for x in self._rows]
-        self._rows = [[] if isinstance(x, list) else x for x in self._rows]
+        self._used.append([[] if isinstance(x, list) else x for x in self._rows])
+        again = len(self._used) >= self.valid
+        self._rows = self._used.pop(0) if again else [self._room(x[:0]) for x in leaves]
         return jax.tree.unflatten(self._form[0], leaves)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the queued rows without the unused memory behind them."""
         kept = [x if isinstance(x, list) else x[: self.waiting].copy() for x in self._rows]
-        return {**vars(self), **({"_rows": kept} if self.waiting else {"_rows": [], "_form": None})}
+        rest: dict[str, Any] = {"_rows": kept} if self.waiting else {"_rows": [], "_form": None}
+        return {**vars(self), **rest, "_used": []}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         vars(self).update(kept)

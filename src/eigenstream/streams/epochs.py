@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from eigenstream.core.moments import block_rows
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.streams.batching import Batches
@@ -45,10 +44,11 @@ class Epochs:
         self._opened = _Chained(heads, self._opened)
         return heads[0]
 
-    def in_large_batches(self, block_rows: Callable[[int], int] = block_rows) -> None:
-        """Read large batches in file order, which is faster; for solvers that only sum rows."""
+    def in_large_batches(self, rows: int) -> bool:
+        """Read batches of this many rows in file order, if the source can; for solvers that only sum rows."""
         if isinstance(self.source, Batches):
-            self.source = self.source.in_order(block_rows(self.source.width))
+            self.source = self.source.in_order(rows)
+        return isinstance(self.source, Batches)
 
     def shared(self, share: Callable[[int], tuple[int, int]]) -> None:
         """Read only the rows in ``share(n)`` of every batch of n rows, if the batches are dense `Batches`."""

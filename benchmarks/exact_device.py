@@ -1,0 +1,272 @@
+"""Exact CCA on one GPU, rows in host memory, beside a plain program that sums in float64 on the device.
+
+    python benchmarks/exact_device.py                      # one GPU of 140 GB, about ten minutes
+    python benchmarks/exact_device.py --sizes 1000 --quick # any machine
+
+Two views with 64 planted correlations and condition 10³. Every figure is a second call. ``share``: the sum of the
+correlations over that of the exact ones, which are those of the float64 sums solved by `jax.numpy.linalg.eigh` up to
+10,000 columns and beyond that those of the plain program after more iterations. Writes docs/results/exact_device.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures as cf
+import itertools
+import json
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import eigenstream as es
+
+PANELS, PIECES, AHEAD = 8, 4, 3
+#: Columns a view, rows and components.
+SIZES = {1000: (100_000, 16), 5000: (100_000, 16), 10_000: (100_000, 32), 20_000: (100_000, 32), 30_000: (60_000, 32)}
+
+
+@partial(jax.jit, donate_argnums=(0, 1))
+def add(G, total, x, pilot):
+    """Upper panels of the second moments about a pilot, and the sums."""
+    x = (x - pilot).astype(jnp.float64)
+    d = x.shape[1]
+    width = -(-d // PANELS)
+    for lo in range(0, d, width):
+        hi = min(d, lo + width)
+        G = G.at[lo:hi, lo:].add(x[:, lo:hi].T @ x[:, lo:])
+    return G, total + x.sum(0)
+
+
+def on_device(X, Y, rows, pool):
+    """Blocks of rows on the device, copied by several threads while earlier ones are summed."""
+
+    def put(lo):
+        edges = np.linspace(lo, min(len(X), lo + rows), PIECES + 1).astype(int)
+        pairs = list(itertools.pairwise(edges))
+        return [[pool.submit(jax.device_put, view[a:b]) for a, b in pairs] for view in (X, Y)]
+
+    starts = list(range(0, len(X), rows))
+    ahead = [put(lo) for lo in starts[:AHEAD]]
+    for i in range(len(starts)):
+        x, y = (jnp.concatenate([piece.result() for piece in view]) for view in ahead.pop(0))
+        if i + AHEAD < len(starts):
+            ahead.append(put(starts[i + AHEAD]))
+        yield jnp.concatenate([x, y], 1)
+
+
+@partial(jax.jit, donate_argnums=0, static_argnums=2)
+def covariance(G, total, n):
+    panel = jnp.arange(len(total)) // -(-len(total) // PANELS)
+    G = jnp.where(panel[:, None] > panel[None, :], G.T, G)
+    return (G - jnp.outer(total, total) / n) / (n - 1)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def top(C, dx, k, iterations):
+    """Whiten by Cholesky factors, then subspace iteration."""
+    solve = partial(jax.scipy.linalg.solve_triangular, lower=True)
+    Lx, Ly = jnp.linalg.cholesky(C[:dx, :dx]), jnp.linalg.cholesky(C[dx:, dx:])
+    T = solve(Ly, solve(Lx, C[:dx, dx:]).T).T
+    Q = jax.random.normal(jax.random.key(0), (dx, k + 32), T.dtype)
+    Q = jax.lax.fori_loop(0, iterations, lambda _, Q: jnp.linalg.qr(T @ (T.T @ Q))[0], Q)
+    u, s, vt = jnp.linalg.svd(Q.T @ T, full_matrices=False)
+    left, right = Q @ u[:, :k], vt[:k].T
+    residual = jnp.linalg.norm(T @ right - left * s[:k], axis=0).max()
+    return s[:k], solve(Lx, left, trans=1), solve(Ly, right, trans=1), residual
+
+
+def plain(X, Y, k, iterations=60):
+    """The plain program: seconds for sums and solution, correlations, residual."""
+    (n, d), pool = X.shape, cf.ThreadPoolExecutor(2 * PIECES)
+    with jax.enable_x64(True):
+        start = time.perf_counter()
+        pilot = jnp.asarray(np.concatenate([X[:256].mean(0), Y[:256].mean(0)]))
+        G, total = jnp.zeros((2 * d, 2 * d)), jnp.zeros(2 * d)
+        for x in on_device(X, Y, min(8192, max(1024, 2**28 // (2 * d))), pool):
+            G, total = add(G, total, x, pilot)
+        jax.block_until_ready(G)
+        summed = time.perf_counter()
+        C = covariance(G, total, n)
+        del G
+        rho, _, _, residual = jax.block_until_ready(top(C, d, k, iterations))
+        done = time.perf_counter()
+        return {
+            "sums": summed - start,
+            "solve": done - summed,
+            "seconds": done - start,
+            "rho": np.asarray(rho),
+            "residual": float(residual),
+        }
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def planted(n, d, key, W, rho):
+    """Two views of condition 10³ with correlations rho along random whitened directions."""
+    part = partial(jax.random.fold_in, key)
+    shared = jax.random.normal(part(9), (n, len(rho)), jnp.float32)
+    views = []
+    for v in range(2):
+        noise = jax.random.normal(part(v), (n, d), jnp.float32)
+        own = jax.random.normal(part(4 + v), shared.shape, jnp.float32)
+        wanted = jnp.sqrt(rho) * shared + jnp.sqrt(1 - rho) * own
+        views.append((noise + (wanted - noise @ W[v]) @ W[v].T) * jnp.logspace(0, -1.5, d, dtype=jnp.float32))
+    return views
+
+
+def rows(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
+    W = [jnp.linalg.qr(jax.random.normal(jax.random.key(v), (d, 64), jnp.float32))[0] for v in range(2)]
+    X, Y = (np.empty((n, d), np.float32) for _ in range(2))
+    step = min(n, 10_000)
+    for lo in range(0, n, step):
+        rho = jnp.linspace(0.95, 0.1, 64, dtype=jnp.float32)
+        X[lo : lo + step], Y[lo : lo + step] = planted(step, d, jax.random.key(lo + 7), W, rho)
+    return X, Y
+
+
+def timed(f: Any, repeats: int = 3) -> tuple[float, Any]:
+    """The median time of ``f`` after a first call, and its last result."""
+    times = []
+    for i in range(repeats + 1):
+        start = time.perf_counter()
+        result = f()
+        if i:
+            times.append(time.perf_counter() - start)
+    return float(np.median(times)), result
+
+
+def peak() -> float:
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("peak_bytes_in_use", 0) / 1e9
+
+
+def table_row(d: int, n: int, k: int, repeats: int) -> dict[str, Any]:
+    X, Y = rows(n, d)
+    # Ours first: the peak of memory is that of the process so far.
+    seconds, model = timed(lambda: es.CCA(k).fit(X, Y), repeats)
+    found = {
+        "columns": d,
+        "rows": n,
+        "k": k,
+        "seconds": seconds,
+        "solver": type(model.solver_).__name__,
+        "residual": float(model.residuals_.max()),
+        "message": model.message_,
+        "peak_gb": peak(),
+    }
+    model._run = None
+    _, bare = timed(lambda: plain(X, Y, k), repeats)
+    others = [plain(X, Y, k)["seconds"] for _ in range(repeats - 1)]
+    found["plain_seconds"] = float(np.median([bare["seconds"], *others]))
+    found |= {f"plain_{name}": float(bare[name]) for name in ("sums", "solve", "residual")}
+    exact = plain(X, Y, k, 300)["rho"]
+    best = np.maximum(exact, model.correlations_)
+    found["share"] = float(model.correlations_.sum() / best.sum())
+    found["plain_share"] = float(bare["rho"].sum() / best.sum())
+    return found
+
+
+def from_disk_and_loader(n: int, d: int, k: int) -> dict[str, Any]:
+    """The same rows in .npy files and from a PyTorch DataLoader, beside a bare read."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    X, Y = rows(n, d)
+    found: dict[str, Any] = {"columns": d, "rows": n, "k": k}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("x.npy", "y.npy")]
+        for path, view in zip(paths, (X, Y), strict=True):
+            np.save(path, view)
+        found["read_files"], _ = timed(lambda: [np.load(path) for path in paths], 2)
+        stream = es.streams.batches(*map(str, paths))
+        found["fit_files"], model = timed(lambda: es.CCA(k).fit_stream(stream), 2)
+        found["correlation_files"] = float(model.correlations_.sum())
+    loader = DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), batch_size=1000)
+
+    def read() -> None:
+        for _ in loader:
+            pass
+
+    found["read_loader"], _ = timed(read, 2)
+    found["fit_loader"], model = timed(lambda: es.CCA(k).fit_stream(loader), 2)
+    found["correlation_loader"] = float(model.correlations_.sum())
+    found["fit_memory"], model = timed(lambda: es.CCA(k).fit(X, Y), 2)
+    found["correlation_memory"] = float(model.correlations_.sum())
+    return found
+
+
+def principal(n: int, d: int, k: int = 16) -> dict[str, Any]:
+    """PCA where the sums do not fit, beside torch.pca_lowrank with its copy, and bare copies."""
+    import torch
+
+    W = np.random.default_rng(0).normal(size=(64, d)).astype(np.float32)
+    X = np.empty((n, d), np.float32)
+    for lo in range(0, n, 2000):
+        rng = np.random.default_rng(lo + 1)
+        b = min(2000, n - lo)
+        X[lo : lo + b] = rng.normal(size=(b, 64)).astype(np.float32) * np.geomspace(1, 0.1, 64, dtype=np.float32) @ W
+        X[lo : lo + b] += rng.standard_normal((b, d), np.float32)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def lowrank() -> np.ndarray:
+        rows = torch.from_numpy(X).to(device)
+        rows = rows - rows.mean(0)
+        V = torch.pca_lowrank(rows, q=32, center=False, niter=2)[2][:, :k]
+        found = ((rows @ V) ** 2).sum().item() / (n - 1)
+        del rows
+        if device == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        return found
+
+    found: dict[str, Any] = {"columns": d, "rows": n, "k": k}
+    found["torch_seconds"], variance = timed(lowrank, 2)
+    with cf.ThreadPoolExecutor(8) as pool:
+
+        def copy(pieces: int) -> None:
+            for block in np.array_split(X, 16):
+                sent = [pool.submit(jax.device_put, piece) for piece in np.array_split(block, pieces)]
+                jax.block_until_ready([piece.result() for piece in sent])
+
+        found["copy_1"], _ = timed(lambda: copy(1), 2)
+        found["copy_4"], _ = timed(lambda: copy(4), 2)
+    found["seconds"], model = timed(lambda: es.PCA(k).fit(X), 2)
+    V = model.components_.T.astype(np.float32)
+    scores = (X - model.mean_.astype(np.float32)) @ V
+    found |= {"solver": type(model.solver_).__name__, "message": model.message_}
+    found["variance_share"] = float((scores.astype(np.float64) ** 2).sum() / (n - 1) / variance)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES))
+    parser.add_argument("--quick", action="store_true", help="A tenth of the rows and columns of the other parts.")
+    parser.add_argument("--parts", nargs="*", default=["table", "disk", "pca"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("docs/results/exact_device.json"))
+    options = parser.parse_args()
+    shrink = 10 if options.quick else 1
+    found: dict[str, Any] = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "table": []}
+
+    def keep(name: str, value: Any) -> None:
+        print(name, json.dumps(value), flush=True)
+        found[name] = found["table"] + [value] if name == "table" else value
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+    for d in options.sizes if "table" in options.parts else ():
+        n, k = SIZES[d]
+        keep("table", table_row(d, n // shrink, k, 1 if d >= 20_000 else options.repeats))
+    if "disk" in options.parts:
+        keep("disk", from_disk_and_loader(100_000 // shrink, 5000 // shrink, 16))
+    if "pca" in options.parts:
+        keep("pca", principal(40_000 // shrink, 100_000 // shrink))
+
+
+if __name__ == "__main__":
+    main()

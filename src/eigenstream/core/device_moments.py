@@ -1,0 +1,379 @@
+"""The moments of `eigenstream.core.moments`, summed on one device or on a mesh of devices.
+
+Sums are in float64, whatever JAX's global setting. Blocks of rows are copied by several threads while earlier blocks
+are multiplied. On a mesh every shard of the rows has sums of its own, which are merged when they are read, and the
+rows of the scatter are sharded over the ``feature`` axis.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from eigenstream import distributed
+from eigenstream.core.moments import BLOCK_ROWS, Moments, NotFinite, pilot
+
+#: Row panels in which one device multiplies the upper triangle.
+PANELS = 8
+#: Rows in a float32 product: few enough for its rounding to stay near that of the rows.
+SHORT = 1024
+#: Numbers in a block: 512 MB of float32.
+BLOCK_NUMBERS = 2**27
+#: Threads that copy rows, pieces of a block that they copy, and blocks under way.
+THREADS, PIECES, AHEAD = 8, 4, 3
+#: Devices whose float64 products are about as fast as their float32 products.
+FAST_FLOAT64 = re.compile(r"cpu|[PV]100|A30\b|A[18]00|H[128]00|B[12]00|MI\d", re.IGNORECASE)
+
+
+def wide() -> AbstractContextManager[Any]:
+    """A context in which JAX computes in float64; the global setting is left alone."""
+    return jax.enable_x64(True)
+
+
+def block_rows(d: int) -> int:
+    """The number of rows of ``d`` features in a block: a power of two."""
+    return 1 << (max(1024, min(2**17, BLOCK_NUMBERS // d)).bit_length() - 1)
+
+
+class Sums(NamedTuple):
+    """The sums of each shard of the rows; the leading axis ``s`` has one entry without a mesh."""
+
+    #: (s, g) counts, and (s, g, d) means minus the pilot.
+    counts: Any
+    means: Any
+    #: (s, d, d): on one device the upper panels alone; on a mesh whole, with rows of zeros to a multiple of the shards.
+    scatter: Any
+
+
+class DeviceMoments:
+    """Moments on the devices of a mesh, or on JAX's default device; the methods are those of `Moments`."""
+
+    def __init__(self, d: int, groups: int = 1, mesh: Mesh | None = None, short: bool | None = None):
+        self.mesh, self._d = mesh, d
+        #: Whether products are in float32, summed in float64 every SHORT rows.
+        self.short = not FAST_FLOAT64.search(jax.devices()[0].device_kind) if short is None else short
+        #: The pilot; None before the first rows.
+        self._pilot: np.ndarray | None = None
+        #: Blocks whose copies are under way, and the last block with whether it was finite.
+        self._sent: list[tuple[Any, ...]] = []
+        self._last: tuple[Any, Any] | None = None
+        shards, features = (1, 1) if mesh is None else (mesh.shape["data"], mesh.shape["feature"])
+        shapes = (shards, groups), (shards, groups, d), (shards, -(-d // features) * features, d)
+        with wide():
+            self._sums = Sums(*(_zeros(shape, mesh, spec) for shape, spec in zip(shapes, _SPECS, strict=True)))
+
+    @classmethod
+    def of(cls, moments: Moments, mesh: Mesh | None = None) -> DeviceMoments:
+        """Moments from the host: the sums of the first shard of the rows."""
+        out = cls(len(moments.pilot), len(moments.counts), mesh)
+        if not moments.counts.any():
+            return out
+        scatter = moments.scatter if mesh is None else moments.panel(0, len(moments.pilot), 1.0)
+        whole = Sums(*(np.zeros(x.shape) for x in out._sums))
+        for to, part in zip(whole, (moments.counts, moments.means, scatter), strict=True):
+            to[0][tuple(slice(n) for n in part.shape)] = part
+        with wide():
+            out._sums = Sums(*(_place(x, like.sharding) for x, like in zip(whole, out._sums, strict=True)))
+        out._pilot = moments.pilot
+        return out
+
+    def __reduce__(self) -> Any:
+        """Pickle as host moments, from which any machine can continue."""
+        return Moments, tuple(self.on_host())
+
+    def add(
+        self,
+        rows: Any,
+        labels: np.ndarray | None = None,
+        batch: Any = None,
+        *,
+        stays: bool = False,
+        start: int = 0,
+        total: int | None = None,
+    ) -> DeviceMoments:
+        """Add rows: dense matrices side by side, on the host or on a device.
+
+        ``batch``: what an error names. ``stays``: nobody writes to the rows before they are summed. On a mesh of
+        several processes, ``rows`` are this process's part of ``total`` rows, from row ``start`` on.
+        """
+        parts = rows if isinstance(rows, list) else [rows]
+        if self._pilot is None:
+            first = np.concatenate([pilot(np.asarray(x[:BLOCK_ROWS], np.float64)) for x in parts])
+            self._pilot = first if self.mesh is None else distributed.gather_all(first)[0]
+        if self.mesh is not None:
+            self._add_on_mesh(parts, labels, batch, start, total or len(parts[0]))
+            return self
+        step = block_rows(self._d)
+        for lo in range(0, len(parts[0]), step):
+            block = [x[lo : lo + step] for x in parts]
+            sent = [_send(x, stays) for x in block]
+            self._sent.append((sent, None if labels is None else labels[lo : lo + step], len(block[0]), batch))
+            if len(self._sent) > AHEAD:
+                self._multiply()
+        return self
+
+    def _multiply(self) -> None:
+        """Sum the first block whose copies are under way."""
+        sent, labels, count, batch = self._sent.pop(0)
+        views = [[piece.result() if isinstance(piece, Future) else piece for piece in pieces] for pieces in sent]
+        rows = sum(len(piece) for piece in views[0])
+        padded = None if labels is None else np.pad(labels, (0, rows - count))
+        with wide():
+            self._sums, finite = _add(self._sums, views, padded, count, self._pilot, self.short)
+        self._check()
+        self._last = finite, batch
+
+    def _check(self) -> None:
+        """Refuse a block that was not finite. It was left out of the sums."""
+        if self._last is not None and not bool(np.asarray(self._last[0])):
+            batch, self._last, self._sent = self._last[1], None, []
+            raise NotFinite(batch)
+
+    def _add_on_mesh(self, parts: list[Any], labels: Any, batch: Any, start: int, total: int) -> None:
+        assert self.mesh is not None
+        shards = self.mesh.shape["data"]
+        present = (np.arange(-(-total // shards) * shards) < total).astype(np.float64)
+        place = partial(_place_rows, start=start, n=len(present), sharding=NamedSharding(self.mesh, P("data")))
+        with wide():
+            views = [[place(np.asarray(x).reshape(len(x), -1))] for x in parts]
+            labels = None if labels is None else place(labels)
+            mask = _place(present, NamedSharding(self.mesh, P("data")))
+            self._sums, finite = _mesh_program(self.mesh, self.short)(self._sums, views, labels, mask, self._pilot)
+            # CPU devices are threads of one process. Two programs at once may deadlock, so wait for this one.
+            jax.block_until_ready(self._sums)
+        if not bool(np.asarray(finite)):
+            raise NotFinite(batch)
+
+    def _total(self) -> Sums:
+        """The merged sums: counts and means on the host, the scatter on the device."""
+        while self._sent:
+            self._multiply()
+        self._check()
+        self._last = None
+        with wide():
+            if self.mesh is None:
+                return Sums(*(np.asarray(x[0]) for x in self._sums[:2]), self._sums.scatter[0])  # type: ignore[call-arg]
+            counts, means, scatter = _merge(self.mesh)(self._sums)
+            return Sums(np.asarray(counts), np.asarray(means), scatter[: self._d])
+
+    @property
+    def counts(self) -> np.ndarray:
+        return self._total().counts
+
+    @property
+    def means(self) -> np.ndarray:
+        return self._total().means
+
+    @property
+    def n(self) -> float:
+        return float(self.counts.sum())
+
+    def group_means(self) -> np.ndarray:
+        return self.on_host(scatter=False).group_means()
+
+    def total_scatter(self) -> float:
+        with wide():
+            return float(np.asarray(jnp.trace(self._total().scatter)))
+
+    def faded(self, factor: float) -> DeviceMoments:
+        while self._sent:
+            self._multiply()
+        with wide():
+            self._sums = _fade(self._sums, factor)
+        return self
+
+    def merged(self, other: Any) -> Moments:
+        return self.on_host().merged(other.on_host())
+
+    def on_host(self, scatter: bool = True) -> Moments:
+        """The same moments on the host; without the scatter, if that is not wanted."""
+        counts, means, on_device = self._total()
+        whole = np.zeros((0, 0))
+        if scatter:
+            whole = np.asfortranarray(np.triu(_fetched(on_device)))
+        return Moments(counts, means, whole, np.zeros(self._d) if self._pilot is None else self._pilot)
+
+    def panel(self, start: int, stop: int, divisor: float, about_zero: bool = False) -> jax.Array:
+        """Rows ``start`` to ``stop`` of the scatter about the means, or about zero, over ``divisor``."""
+        counts, means, scatter = self._total()
+        moments = Moments(counts, means, np.zeros((0, 0)), np.zeros(self._d) if self._pilot is None else self._pilot)
+        centres = np.sqrt(counts)[:, None] * moments.group_means() if about_zero else np.zeros((1, self._d))
+        with wide():
+            return _panel(scatter, centres, divisor, start, stop, self.mesh is None)
+
+
+def _updated(sums: Sums, x: Any, labels: Any, present: Any, first: Any, short: bool) -> tuple[Sums, Any]:
+    """The sums with a block of float64 rows, and whether it was finite; if not, it is left out.
+
+    ``first``: the first row of the panel of the scatter; None for the upper panels of all of it.
+    """
+    counts, means, scatter = sums
+    g = len(counts)
+    member = present[:, None] if g == 1 else jax.nn.one_hot(labels, g, dtype=x.dtype) * present[:, None]
+    arrived = member.sum(0)
+    mean = member.T @ x / jnp.maximum(arrived, 1)[:, None]
+    finite = jnp.isfinite(mean).all()
+    arrived, mean = jnp.where(finite, arrived, 0), jnp.where(finite, mean, 0)
+    z = jnp.where(finite & (present > 0)[:, None], x - (mean if g == 1 else member @ mean), 0)
+    total = counts + arrived
+    share = (arrived / jnp.maximum(total, 1))[:, None]
+    gaps = (mean - means) * jnp.sqrt(counts[:, None] * share)
+    if short:
+        scatter = _with_product(_with_short_products(scatter, z, first), gaps, first)
+    else:
+        scatter = _with_product(scatter, jnp.concatenate([z, gaps]), first)
+    return Sums(total, means + share * (mean - means), scatter), finite
+
+
+def _with_product(scatter: Any, Z: Any, first: Any) -> Any:
+    """``scatter + ZᵀZ``: its upper panels, or the panel that starts at row ``first``."""
+    d = Z.shape[1]
+    if first is not None:
+        width = len(scatter)
+        panel = jax.lax.dynamic_slice_in_dim(jnp.pad(Z, ((0, 0), (0, width))), first, width, axis=1)
+        return scatter + (panel.T @ Z).astype(scatter.dtype)
+    width = -(-d // PANELS)
+    for lo in range(0, d, width):
+        hi = min(d, lo + width)
+        product = (Z[:, lo:hi].T @ Z[:, lo:]).astype(scatter.dtype)
+        scatter = scatter.at[lo:hi, lo:].add(product)
+    return scatter
+
+
+def _with_short_products(scatter: Any, z: Any, first: Any) -> Any:
+    """The same by float32 products of SHORT rows each."""
+    b, d = z.shape
+    rows = jnp.pad(z.astype(jnp.float32), ((0, -b % SHORT), (0, 0))).reshape(-1, SHORT, d)
+
+    def add(scatter: Any, piece: Any) -> tuple[Any, None]:
+        with jax.default_matmul_precision("highest"):
+            return _with_product(scatter, piece, first), None
+
+    return jax.lax.scan(add, scatter, rows)[0]
+
+
+def _side_by_side(views: list[list[Any]], point: Any) -> Any:
+    """The pieces of each view below each other, the views side by side, in float64 minus the pilot."""
+    columns = [jnp.concatenate([piece.reshape(len(piece), -1) for piece in pieces]) for pieces in views]
+    return jnp.concatenate([x.astype(jnp.float64) for x in columns], axis=1) - point
+
+
+@partial(jax.jit, static_argnames="short", donate_argnums=0)
+def _add(sums: Sums, views: Any, labels: Any, count: Any, point: Any, short: bool) -> tuple[Sums, Any]:
+    x = _side_by_side(views, point)
+    present = (jnp.arange(len(x)) < count).astype(x.dtype)
+    after, finite = _updated(Sums(*(part[0] for part in sums)), x, labels, present, None, short)
+    return Sums(*(part[None] for part in after)), finite
+
+
+_SPECS = Sums(P("data"), P("data"), P("data", "feature"))
+
+
+@cache
+def _mesh_program(mesh: Mesh, short: bool) -> Any:
+    """The program that adds rows on a mesh: every device multiplies its rows by its panel of their features."""
+
+    def local(sums: Sums, views: Any, labels: Any, present: Any, point: Any) -> tuple[Sums, Any]:
+        first = jax.lax.axis_index("feature") * sums.scatter.shape[1]
+        x = _side_by_side(views, point)
+        after, finite = _updated(Sums(*(part[0] for part in sums)), x, labels, present, first, short)
+        ok = jax.lax.pmin(finite.astype(jnp.int32), ("data", "feature"))
+        return Sums(*(part[None] for part in after)), ok
+
+    def program(sums: Sums, views: Any, labels: Any, present: Any, point: Any) -> tuple[Sums, Any]:
+        in_specs = (_SPECS, P("data"), P("data"), P("data"), P())
+        run = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=(_SPECS, P()), check_vma=False)
+        return run(sums, views, labels, present, point)
+
+    return jax.jit(program, donate_argnums=0)
+
+
+@cache
+def _merge(mesh: Mesh) -> Any:
+    """The program that merges the sums of all shards of the rows."""
+
+    def program(sums: Sums) -> Sums:
+        counts = sums.counts.sum(0)
+        share = sums.counts / jnp.where(counts > 0, counts, 1)
+        means = (share[:, :, None] * sums.means).sum(0)
+        gaps = (jnp.sqrt(sums.counts)[:, :, None] * (sums.means - means)).reshape(-1, sums.means.shape[-1])
+        scatter = sums.scatter.sum(0)
+        rows = jnp.pad(gaps, ((0, 0), (0, len(scatter) - gaps.shape[1])))
+        return Sums(counts, means, scatter + rows.T @ gaps)
+
+    specs = Sums(P(), P(), P("feature"))
+    return jax.jit(program, out_shardings=Sums(*(NamedSharding(mesh, spec) for spec in specs)))
+
+
+@partial(jax.jit, donate_argnums=0)
+def _fade(sums: Sums, factor: Any) -> Sums:
+    return sums._replace(counts=factor * sums.counts, scatter=factor * sums.scatter)
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5))
+def _panel(scatter: Any, centres: Any, divisor: Any, start: int, stop: int, mirror: bool) -> Any:
+    rows = scatter[start:stop]
+    if mirror:
+        panel = np.arange(len(scatter)) // -(-len(scatter) // PANELS)
+        rows = jnp.where(panel[start:stop, None] <= panel, rows, scatter[:, start:stop].T)
+    return (rows + centres[:, start:stop].T @ centres) / divisor
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="eigenstream-copy")
+
+
+def _send(x: Any, stays: bool) -> list[Any]:
+    """Pieces of rows on their way to the device; the last are filled up with rows of zeros, so that shapes are few."""
+    if isinstance(x, jax.Array):
+        return [x]
+    unit = 1 << max(6, (len(x) - 1).bit_length() - 3)
+    size = -(-len(x) // unit) * unit // PIECES
+
+    def put(lo: int) -> jax.Array:
+        piece = x[lo : lo + size]
+        if len(piece) < size:
+            piece = np.concatenate([piece, np.zeros((size - len(piece), *x.shape[1:]), x.dtype)])
+        # The setting of float64 belongs to a thread.
+        with wide():
+            return jax.device_put(piece, may_alias=False).block_until_ready()
+
+    pieces = [_pool().submit(put, lo) for lo in range(0, size * PIECES, size)]
+    return pieces if stays else [piece.result() for piece in pieces]
+
+
+def _zeros(shape: tuple[int, ...], mesh: Mesh | None, spec: P) -> jax.Array:
+    return jnp.zeros(shape) if mesh is None else jnp.zeros(shape, device=NamedSharding(mesh, spec))
+
+
+def _place(x: np.ndarray, sharding: Any) -> jax.Array:
+    """A whole host array on the devices of a sharding, of this and of other processes."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def _place_rows(part: np.ndarray, start: int, n: int, sharding: NamedSharding) -> jax.Array:
+    """``n`` rows on a mesh, zeros where this process has none; its part starts at row ``start``."""
+
+    def shard(index: Any) -> np.ndarray:
+        lo, hi, _ = index[0].indices(n)
+        found = part[max(lo - start, 0) : max(hi - start, 0)]
+        return np.concatenate([found, np.zeros((hi - lo - len(found), *part.shape[1:]), part.dtype)])
+
+    return jax.make_array_from_callback((n, *part.shape[1:]), sharding, shard)
+
+
+def _fetched(x: jax.Array) -> np.ndarray:
+    return np.asarray(x if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True))

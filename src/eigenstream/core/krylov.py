@@ -1,0 +1,114 @@
+"""The largest eigenvalues of a symmetric operator by the block Lanczos method with thick restarts.
+
+The basis is orthogonalised in full. A cycle grows it to BLOCKS blocks, solves the projected problem and keeps the best
+KEPT blocks of Ritz vectors. The span then also contains the Krylov space of those vectors. One code serves NumPy and
+JAX arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: Vectors in a block beyond those asked for. A block of at least k finds eigenvalues of any multiplicity.
+EXTRA = 8
+#: Blocks in a full basis, and those kept at a restart.
+BLOCKS, KEPT = 10, 2
+#: The residual to reach, relative to the largest Ritz value.
+TOLERANCE = 1e-10
+#: Cycles at most, and cycles without progress before rounding is taken to be the limit.
+CYCLES, IDLE = 60, 4
+#: A new direction below this, relative to the image that it is part of, is rounding error.
+LOST = 1e-12
+
+
+class Leading(NamedTuple):
+    """Ritz values, descending, ``(d, k)`` orthonormal vectors, and the largest residual over the largest Ritz value."""
+
+    values: Any
+    vectors: Any
+    residual: float
+
+
+def fits(d: int, k: int) -> bool:
+    """Whether a basis is small against the dimension, so that iterating costs less than a decomposition."""
+    return BLOCKS * (k + EXTRA) <= d
+
+
+def _expand(operator: Any, Q: Any, AQ: Any, W: Any, step: Any, at: Any) -> tuple[Any, Any, Any]:
+    """Append the part of ``W`` that is orthogonal to the basis ``Q``; the next ``W`` is its image."""
+    xp: Any = np if isinstance(Q, np.ndarray) else jnp
+    size = xp.sqrt((W * W).sum(0).max())
+    W, R = xp.linalg.qr(W - Q @ (Q.T @ W))
+    lost = xp.abs(xp.diagonal(R)) <= LOST * size
+    # Where the Krylov space is exhausted, random directions take the place of rounding errors.
+    if xp is np:
+        W = _renewed(W, lost, Q, np.random.default_rng(step).normal(size=W.shape)) if lost.any() else W
+    else:
+        noise = partial(jax.random.normal, jax.random.key(step), W.shape)
+        W = jax.lax.cond(lost.any(), lambda W: _renewed(W, lost, Q, noise()), lambda W: W, W)
+    # Twice is enough (Kahan and Parlett).
+    W = xp.linalg.qr(W - Q @ (Q.T @ W))[0]
+    image = operator(W)
+    return _put(Q, W, at), _put(AQ, image, at), image
+
+
+def _renewed(W: Any, lost: Any, Q: Any, noise: Any) -> Any:
+    """``W`` with noise orthogonal to ``Q`` in the place of lost columns."""
+    xp: Any = np if isinstance(Q, np.ndarray) else jnp
+    W = xp.where(lost, noise, W)
+    return xp.linalg.qr(W - Q @ (Q.T @ W))[0]
+
+
+def _restart(Q: Any, AQ: Any, W: Any, k: int) -> tuple[Any, Any, Any, Any, Any]:
+    """Ritz values; the basis and its image reduced to the best Ritz vectors; the next ``W``; the residual."""
+    xp = np if isinstance(Q, np.ndarray) else jnp
+    H = Q.T @ AQ
+    theta, S = xp.linalg.eigh((H + H.T) / 2)
+    theta, S = theta[::-1], S[:, ::-1]
+    # The residuals of all Ritz vectors lie in the span of this part of the last image.
+    W = W - Q @ (Q.T @ W)
+    keep = S[:, : KEPT * Q.shape[1] // BLOCKS]
+    best, images = Q @ keep, AQ @ keep
+    rest = images[:, :k] - best[:, :k] * theta[:k]
+    size = xp.abs(theta).max()
+    residual = xp.sqrt((rest * rest).sum(0).max()) / xp.where(size > 0, size, 1)
+    return theta, _put(xp.zeros_like(Q), best, 0), _put(xp.zeros_like(Q), images, 0), W, residual
+
+
+def _put(X: Any, columns: Any, at: Any) -> Any:
+    """``X`` with these columns from ``at`` on; a NumPy array is overwritten."""
+    if isinstance(X, np.ndarray):
+        X[:, at : at + columns.shape[1]] = columns
+        return X
+    return jax.lax.dynamic_update_slice(X, columns, (0, at))
+
+
+_expand_on_device = partial(jax.jit, donate_argnums=(1, 2))(_expand)
+_restart_on_device = partial(jax.jit, static_argnums=3, donate_argnums=(0, 1))(_restart)
+
+
+def largest(operator: Callable[[Any], Any], d: int, k: int, on_host: bool) -> Leading:
+    """The ``k`` largest eigenvalues of an operator on ``(d, b)`` arrays: a function, and for a device also a pytree."""
+    b = k + EXTRA
+    xp: Any = np if on_host else jnp
+    W = np.random.default_rng(0).normal(size=(d, b)) if on_host else jax.random.normal(jax.random.key(0), (d, b))
+    Q, AQ = xp.zeros((d, BLOCKS * b)), xp.zeros((d, BLOCKS * b))
+    expand: Any = _expand if on_host else _expand_on_device
+    restart: Any = _restart if on_host else _restart_on_device
+    best, idle = np.inf, 0
+    for cycle in range(CYCLES):
+        for i in range(KEPT if cycle else 0, BLOCKS):
+            Q, AQ, W = expand(operator, Q, AQ, W, 1 + BLOCKS * cycle + i, i * b)
+        theta, Q, AQ, W, residual = restart(Q, AQ, W, k)
+        residual = float(residual)
+        idle = 0 if residual < 0.9 * best else idle + 1
+        best = min(best, residual)
+        if residual <= TOLERANCE or idle == IDLE or not np.isfinite(residual):
+            break
+    return Leading(theta[:k], Q[:, :k], residual)

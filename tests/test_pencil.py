@@ -1,0 +1,197 @@
+"""The exact solution of a pencil on the host and on a device: against LAPACK, for every problem."""
+
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eigenstream as es
+import oracles
+from eigenstream.core import krylov, pencil, players
+from eigenstream.core.device_moments import DeviceMoments, wide
+from eigenstream.core.moments import Moments, NotFinite
+
+rng = np.random.default_rng(0)
+LATENT = rng.normal(size=(4000, 12))
+
+
+def rows(d, seed, scale=1.0):
+    """Columns with common latent variables and independent noise."""
+    own = np.random.default_rng(seed)
+    return (LATENT @ own.normal(size=(12, d)) * np.geomspace(1, 0.2, d) + own.normal(size=(4000, d))) * scale
+
+
+X, Y, Z = rows(130, 1), rows(120, 2), rows(110, 3)
+CODES = (LATENT[:, 0] > 0).astype(int) + 2 * (LATENT[:, 1] > 0.5)
+PROBLEMS = {
+    "pca": (es.problems.pca(), X, oracles.pca(X)),
+    "pca, ridge": (es.problems.pca(ridge=0.5), X, oracles.pca(X, ridge=0.5)),
+    "pca, not centred": (es.problems.pca(center=False), X + 1, oracles.pca(X + 1, center=False)),
+    "cca": (es.problems.cca(), (X, Y), oracles.views([X, Y])),
+    "cca, ridge": (es.problems.cca(ridge=0.1), (X, Y), oracles.views([X, Y], ridge=0.1)),
+    "multiview": (es.problems.multiview(), (X, Y, Z), oracles.views([X, Y, Z])),
+    "pls": (es.problems.pls(), (X, Y), oracles.pls(X, Y)),
+    "lda": (es.problems.lda(4), (X, CODES), oracles.lda(X, CODES)),
+    "ica": (es.problems.ica(), X[:, :120], oracles.ica(X[:, :120])),
+}
+
+
+MESH = jax.make_mesh((1, 1), ("data", "feature"), axis_types=2 * (jax.sharding.AxisType.Auto,))
+WHERE = ["host", "device", "mesh"]
+
+
+def summed(problem, batches, k, where):
+    """The exact solver's state after these batches, with its sums on the host, on a device or on a mesh."""
+    solver, batches = es.solvers.Exact(), [problem.accept(batch) for batch in batches]
+    state = solver.init(problem, batches[0], k, mesh=MESH if where == "mesh" else None)
+    if where == "device" and hasattr(state.statistics, "on_device"):
+        state = state._replace(statistics=state.statistics.on_device(None))
+    for batch in batches:
+        state = solver.step(problem, state, batch)
+    return state
+
+
+def solved(problem, batches, k, where, which="largest"):
+    """Eigenvalues, vectors, residuals and the ranks of B."""
+    state = summed(problem, batches, k, where)
+    if where != "host" and hasattr(state.statistics, "moments"):
+        assert isinstance(state.statistics.moments, DeviceMoments)
+    found, V, info = es.solvers.Exact().solve(problem, state, which, 4000)
+    return found.eigenvalues, players.to_matrix(V), info.residuals, found.ranks
+
+
+def batched(batch, size=700):
+    return [jax.tree.map(operator.itemgetter(slice(i, i + size)), batch) for i in range(0, 4000, size)]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("which", ["largest", "smallest"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_leading_pairs_are_those_of_lapack(name, which, where):
+    problem, batch, (A, B) = PROBLEMS[name]
+    k = 3
+    wanted = oracles.leading(A, B, len(A), which)[0]
+    lam, V, residuals, _ = solved(problem, batched(batch), k, where, which)
+    np.testing.assert_allclose(lam, wanted[:k], atol=1e-10 * abs(wanted).max())
+    np.testing.assert_allclose(V.T @ B @ V, np.eye(k), atol=1e-10)
+    rest = np.abs(A @ V - B @ V * lam).max()
+    assert rest < 1e-8 * np.abs(A).sum(1).max() * np.abs(V).max()
+    assert residuals.max() < 1e-9
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_many_pairs_and_the_largest_magnitudes_are_those_of_lapack(where):
+    problem, batch, (A, B) = PROBLEMS["ica"]
+    wanted = np.sort(np.abs(oracles.leading(A, B, 120)[0]))[::-1]
+    lam = solved(problem, batched(batch), 20, where, "magnitude")[0]
+    np.testing.assert_allclose(np.abs(lam), wanted[:20], atol=1e-10 * wanted[0])
+    A, B = oracles.views([X, Y])
+    lam = solved(es.problems.cca(), batched((X, Y)), None, where)[0]
+    np.testing.assert_allclose(lam, oracles.leading(A, B, 120)[0], atol=1e-10)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_singular_b_has_the_answer_of_its_independent_columns(where, dtype):
+    base = rng.normal(size=(4000, 60)).astype(dtype)
+    turn = rng.integers(-2, 3, size=(60, 49)).astype(dtype)
+    redundant = np.c_[base, base @ turn, np.full(4000, 3.0, dtype)]
+    other = (base[:, :40] + rng.normal(size=(4000, 40))).astype(dtype)
+    lam, V, residuals, ranks = solved(es.problems.cca(), batched((redundant, other)), 4, where)
+    A, B = oracles.views([base.astype(np.float64), other.astype(np.float64)])
+    assert ranks == [60, 40]
+    np.testing.assert_allclose(lam, oracles.leading(A, B, 4)[0], atol=1e-5 if dtype == np.float32 else 1e-10)
+    assert np.isfinite(V).all()
+    assert residuals.max() < 1e-6
+    with pytest.raises(ValueError, match=r"k=45 is too large: B has ranks \[60, 40\]"):
+        solved(es.problems.cca(), batched((redundant, other)), 45, where)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_units_of_a_condition_of_ten_to_the_twelve_and_far_means_change_nothing(where):
+    """Variances from 1 to 10¹², and means of 10⁸ standard deviations that float64 holds exactly."""
+    exact = [np.round(view * 2.0**10) / 2.0**10 for view in (X, Y)]
+    wanted = oracles.leading(*oracles.views(exact), 4)[0]
+    units = [2.0 ** np.linspace(0, 20, view.shape[1]).round() for view in exact]
+    far = [(view + 2.0**27) * unit for view, unit in zip(exact, units, strict=True)]
+    lam, _, residuals, _ = solved(es.problems.cca(), batched(tuple(far)), 4, where)
+    np.testing.assert_allclose(lam, wanted, atol=1e-10)
+    assert residuals.max() < 1e-9
+
+
+def test_float32_products_reach_the_rounding_of_the_rows():
+    moments = DeviceMoments(130, short=True)
+    for batch in batched(X.astype(np.float32)):
+        moments.add(batch)
+    wanted = np.cov(X.astype(np.float32).astype(np.float64).T)
+    found = moments.on_host().panel(0, 130, 3999)
+    assert np.abs(found - wanted).max() < 1e-6 * np.abs(wanted).max()
+    # The sum of 4,000 products in float32 alone would be off by more.
+    assert np.abs(moments.group_means()[0] - X.mean(0)).max() < 1e-6
+
+
+def test_rows_that_are_not_finite_are_named_and_left_out():
+    spoilt = X.copy()
+    spoilt[1500, 3] = np.nan
+    for where in WHERE:
+        with pytest.raises(ValueError, match="batch holds NaN or infinity, first in its row 100"):
+            solved(es.problems.pca(), batched(spoilt), 2, where)
+    moments = DeviceMoments(130)
+    moments.add(X[:2000])
+    with pytest.raises(NotFinite):
+        moments.add(spoilt[:2000]).on_host()
+    np.testing.assert_allclose(moments.on_host().panel(0, 130, 1999), np.cov(X[:2000].T), atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_moments_on_a_device_are_those_on_the_host(groups):
+    labels = CODES if groups > 1 else None
+    host, device = Moments.empty(130, groups), DeviceMoments(130, groups)
+    for lo, hi in ((0, 1), (1, 64), (64, 2100), (2100, 4000)):
+        part = None if labels is None else labels[lo:hi]
+        host, device = host.add(X[lo:hi] + 100, part), device.add(X[lo:hi] + 100, part)
+    both = host, device.on_host()
+    for name in ("counts", "means", "pilot"):
+        np.testing.assert_allclose(*(getattr(moments, name) for moments in both), atol=1e-12)
+    np.testing.assert_allclose(*(moments.panel(0, 130, 1.0) for moments in both), atol=1e-9)
+    np.testing.assert_allclose(device.panel(20, 90, 7.0, True), host.panel(20, 90, 7.0, True), rtol=1e-12)
+    np.testing.assert_allclose(device.total_scatter(), host.total_scatter(), rtol=1e-13)
+    again = DeviceMoments.of(device.on_host()).add(X[:50] + 100, None if labels is None else labels[:50])
+    np.testing.assert_allclose(again.n, 4050)
+
+
+SPECTRA = {
+    "gaps": np.linspace(1, 0, 600) ** 2,
+    "a plateau wider than a block": np.r_[np.ones(30), np.linspace(0.9, 0, 570)],
+    "rank three": np.r_[3.0, 2.0, 1.0, np.zeros(597)],
+    "negative": -np.linspace(1, 2, 600),
+    "zero": np.zeros(600),
+}
+
+
+def _times(diagonal, V):
+    return diagonal[:, None] * V
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("name", SPECTRA)
+def test_the_iteration_finds_the_largest_of_any_spectrum(name, on_host):
+    values = np.random.default_rng(1).permutation(SPECTRA[name])
+    with wide():
+        diagonal = values if on_host else jnp.asarray(values)
+        found = krylov.largest(pencil.Reduced(diagonal, None, _times, 1), 600, 12, on_host)
+        V = np.asarray(found.vectors)
+    size = max(np.abs(values).max(), 1e-300)
+    np.testing.assert_allclose(found.values, np.sort(values)[::-1][:12], atol=1e-10 * size)
+    np.testing.assert_allclose(V.T @ V, np.eye(12), atol=1e-12)
+    assert np.abs(values[:, None] * V - V * np.asarray(found.values)).max() <= 2e-10 * size
+
+
+def test_a_residual_that_the_iteration_does_not_reach_asks_for_a_decomposition():
+    """As many rows as columns: the canonical correlations crowd at 1."""
+    few = rng.normal(size=(400, 200)), rng.normal(size=(400, 190))
+    lam, _, residuals, _ = solved(es.problems.cca(), [few], 8, "host")
+    np.testing.assert_allclose(lam, oracles.leading(*oracles.views(few), 8)[0], atol=1e-10)
+    assert residuals.max() < 1e-8
