@@ -12,6 +12,7 @@ from eigenstream.estimators import (
     SpectralClustering,
     SpectralEmbedding,
     load,
+    merge,
     permutation_test,
 )
 from eigenstream.problems.quotients import rayleigh_quotients
@@ -34,6 +35,7 @@ __all__ = [
     "distributed",
     "eigh",
     "load",
+    "merge",
     "metrics",
     "neural",
     "permutation_test",

@@ -1,8 +1,7 @@
-"""The command line: ``eigenstream fit | transform | report | demo``."""
+"""The command line: ``eigenstream fit | merge | transform | report | demo``."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -20,8 +19,10 @@ from eigenstream import distributed as processes
 from eigenstream import estimators, streams
 from eigenstream.app import folders
 from eigenstream.app import report as reports
+from eigenstream.app.options import named_solver, shape_and_dtype
+from eigenstream.core.moments import BLOCK_ROWS
 from eigenstream.estimators import model_files
-from eigenstream.estimators.model_files import OPTIMIZERS
+from eigenstream.estimators.merging import merge_named
 from eigenstream.run.checkpoint import plain
 from eigenstream.run.result import Status
 from eigenstream.solvers.choice import SOLVERS
@@ -96,6 +97,9 @@ def fit(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run in --out first.")] = False,
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
+    keep_statistics: Annotated[
+        bool, typer.Option("--keep-statistics", help="Keep the exact solver's sums, for eigenstream merge.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Hide the progress bar.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -106,12 +110,15 @@ def fit(
 
     eigenstream fit cca x.npy y.npy -k 8 --out run/
     """
+    if keep_statistics and solver not in ("auto", "exact"):
+        raise ValueError(f"--solver {solver} keeps no sums: give --keep-statistics with --solver exact")
+    solver = "exact" if keep_statistics else solver
     if distributed:
         processes.initialize()
         mesh = mesh or "auto"
     given = {
         "n_components": k,
-        "solver": _solver(solver, option or []),
+        "solver": named_solver(solver, option or []),
         "ridge": ridge,
         "center": center,
         "which": which,
@@ -137,17 +144,22 @@ def fit(
         raise ValueError(f"{problem.value} takes {n_sources or 'two or more'} sources, not {len(sources)}: see --help")
     started = {
         "problem": problem.value,
-        "sources": [_shape_and_dtype(path) for path in sources],
+        "sources": [shape_and_dtype(path) for path in sources],
         "shuffle": shuffle,
         "nodes": nodes,
         "settings": plain({name: value for name, value in settings.items() if name not in ("verbose", "mesh")}),
     }
+    if keep_statistics:
+        started["keep_statistics"] = True
     if folders.claim(out, started, resume, overwrite):
         estimator = estimators.load(out)
     else:
         cut: Any = streams.edges if problem in GRAPHS else streams.batches
         extra = {"n_nodes": nodes} if problem in GRAPHS else {}
         stream = cut(*sources, batch_size=estimator.batch_size, shuffle=shuffle, random_state=random_state)
+        if keep_statistics and problem == Kind.ica:
+            # Sums that can be merged are taken in one pass.
+            stream = iter(stream.in_order(BLOCK_ROWS))
         try:
             with warnings.catch_warnings():
                 # The summary reports an interruption or a failed step.
@@ -159,10 +171,7 @@ def fit(
             if not any((out / "checkpoints").glob("[0-9]*")):
                 folders.clear(out)
             raise
-        model_files.save(estimator, out, run=started)
-        for name in ("labels_", "embedding_"):
-            if hasattr(estimator, name) and processes.is_first():
-                np.save(out / f"{name[:-1]}.npy", getattr(estimator, name))
+        _save(estimator, out, keep_statistics, run=started)
     _print(_summary(problem, estimator, out), as_json)
     if estimator.status_ == Status.INTERRUPTED:
         raise typer.Exit(INTERRUPTED)
@@ -170,36 +179,11 @@ def fit(
         raise typer.Exit(FAILED)
 
 
-def _solver(name: str, options: list[str]) -> Any:
-    """The solver's name, or with options a solver object."""
-    if name != "auto" and name not in SOLVERS:
-        raise ValueError(f"--solver {name}: give auto, {', '.join(SOLVERS)}")
-    if not options:
-        return name
-    if name == "auto":
-        raise ValueError("--option needs a named --solver")
-    kind: Any = SOLVERS[name]
-    fields = {f.name for f in dataclasses.fields(kind)}
-    settings: dict[str, Any] = {}
-    for item in options:
-        key, _, value = item.partition("=")
-        if key not in fields:
-            raise ValueError(f"--option {item}: {name} has the settings {', '.join(sorted(fields))}")
-        if key == "optimizer":
-            if value not in OPTIMIZERS:
-                raise ValueError(f"--option {item}: give {' or '.join(OPTIMIZERS)}")
-            settings[key] = OPTIMIZERS[value]
-            continue
-        try:
-            settings[key] = json.loads(value)
-        except json.JSONDecodeError:
-            raise ValueError(f"--option {item}: give a number, true, false or null") from None
-    return kind(**settings)
-
-
-def _shape_and_dtype(path: str) -> dict[str, Any]:
-    source = streams.open_source(path)
-    return {"path": path, "shape": [int(n) for n in source.shape], "dtype": str(source.dtype)}
+def _save(estimator: Any, out: Path, statistics: bool, **more: Any) -> None:
+    model_files.save(estimator, out, statistics, **more)
+    for name in ("labels_", "embedding_"):
+        if hasattr(estimator, name) and processes.is_first():
+            np.save(out / f"{name[:-1]}.npy", getattr(estimator, name))
 
 
 def _summary(problem: Kind, estimator: Any, out: Path) -> dict[str, Any]:
@@ -236,6 +220,28 @@ def _print(values: dict[str, Any], as_json: bool) -> None:
             more = f" … ({len(value)})" if len(value) > 8 else ""
             value = " ".join(f"{item:.6g}" for item in value[:8]) + more
         typer.echo(f"{name.replace('_', ' '):26s}{value}")
+
+
+@app.command()
+def merge(
+    runs: Annotated[list[Path], typer.Argument(help="The folders of models fitted with --keep-statistics, or merged.")],
+    out: Annotated[Path, typer.Option(help="The folder for the model of all rows, with its sums.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run in --out first.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Merge models of parts of the rows into the model of all rows, without reading a row.
+
+    eigenstream merge part1/ part2/ --out whole/
+    """
+    estimator = merge_named((str(run), estimators.load(run)) for run in runs)
+    if (out / "config.json").exists() and not overwrite:
+        raise ValueError(f"{out} holds a run: give --overwrite, or another --out")
+    problem = next(name for name, (kind, _) in PROBLEMS.items() if kind is type(estimator))
+    summary = _summary(problem, estimator, out)
+    folders.clear(out)
+    _save(estimator, out, True, run={"problem": problem.value, "merged": [str(run) for run in runs]})
+    _print(summary, as_json)
 
 
 @app.command()

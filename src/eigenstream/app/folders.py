@@ -37,6 +37,6 @@ def clear(out: Path) -> None:
     """Delete the files of a run and nothing else."""
     if not is_first():
         return
-    for name in ("checkpoints", "metrics.jsonl", "model.safetensors", "config.json"):
+    for name in ("checkpoints", "metrics.jsonl", "model.safetensors", "statistics.safetensors", "config.json"):
         old = out / name
         shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)

@@ -124,6 +124,18 @@ class Moments(NamedTuple):
         total, after, gaps = self._united(other.counts, other.means + (other.pilot - self.pilot))
         return Moments(total, after, _added(self.scatter + other.scatter, gaps), self.pilot)
 
+    def merged(self, other: Moments) -> Moments:
+        """The moments of the rows of both, with the pilot of the first (Chan, Golub and LeVeque)."""
+        if not (self.counts.any() and other.counts.any()):
+            return self if self.counts.any() else other
+        total = self.counts + other.counts
+        share = np.divide(other.counts, total, out=np.zeros_like(total), where=total > 0)
+        # The difference of the pilots first: both are near the rows, so it is small and loses no digit.
+        delta = (other.pilot - self.pilot) + other.means - self.means
+        gap = delta * np.sqrt(self.counts * share)[:, None]
+        scatter = self.scatter + other.scatter + gap.T @ gap
+        return Moments(total, self.means + share[:, None] * delta, scatter, self.pilot)
+
     def faded(self, factor: float) -> Moments:
         """The moments with every row weighted by ``factor``."""
         return self._replace(counts=factor * self.counts, scatter=factor * self.scatter)

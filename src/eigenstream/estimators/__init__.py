@@ -2,6 +2,7 @@
 
 from eigenstream.estimators.ica import ICA
 from eigenstream.estimators.lda import LDA
+from eigenstream.estimators.merging import merge
 from eigenstream.estimators.model_files import load
 from eigenstream.estimators.multiview import MultiviewCCA
 from eigenstream.estimators.pairs import CCA, PLS
@@ -20,5 +21,6 @@ __all__ = [
     "SpectralClustering",
     "SpectralEmbedding",
     "load",
+    "merge",
     "permutation_test",
 ]

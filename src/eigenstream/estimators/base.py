@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from eigenstream.core import host_batches, players, views
 from eigenstream.core.moments import BLOCK_ROWS
 from eigenstream.core.types import Tree
-from eigenstream.estimators import model_files
+from eigenstream.estimators import merging, model_files
 from eigenstream.problems.base import Problem
 from eigenstream.problems.checks import check_finite
 from eigenstream.run.checkpoint import RunFolder
@@ -154,15 +154,31 @@ class StreamEstimator(BaseEstimator):
         self._forget()
         return self._fit_batches(batches, callbacks, folder=folder, resume=resume, checkpoint_every=checkpoint_every)
 
-    def save(self, folder: str | Path) -> None:
-        """Write the fitted model to ``folder`` for `eigenstream.load`, without the sums that `partial_fit` needs."""
+    def save(self, folder: str | Path, *, statistics: bool = False) -> None:
+        """Write the fitted model to ``folder`` for `eigenstream.load`.
+
+        Parameters
+        ----------
+        folder : str or Path
+        statistics : bool
+            Whether to write the exact solver's sums too, for `partial_fit` and `merge` of the loaded model. They take
+            8 bytes for each entry of the covariance.
+        """
         check_is_fitted(self)
-        model_files.save(self, Path(folder))
+        model_files.save(self, Path(folder), statistics)
+
+    def merge(self, *others: Any) -> Any:
+        """The model of this model's rows and those of ``others``, as by `eigenstream.merge`; no model changes."""
+        return merging.merge([self, *others])
 
     def _seed(self) -> int:
         if isinstance(self.random_state, int | np.integer):
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _input(self) -> dict[str, Any]:
+        """The attributes that describe the input."""
+        return {name: value for name, value in vars(self).items() if name in INPUT}
 
     def _forget(self) -> None:
         for name in [name for name in vars(self) if name.endswith("_") or name in ("_run", "_stale")]:
@@ -197,8 +213,8 @@ class StreamEstimator(BaseEstimator):
         run = vars(self).get("_run")
         if run is None and "solver_" in vars(self):
             raise ValueError(
-                "this model was loaded, without the sums that partial_fit would continue from: fit all rows anew, "
-                "with fit_stream(..., folder=...) if more rows are to follow by resume=True"
+                "this model was loaded, without the sums that partial_fit would continue from: save it with "
+                "statistics=True, or fit all rows anew"
             )
         if run is None:
             run = self._new_run(self._problem())

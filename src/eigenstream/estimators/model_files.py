@@ -1,4 +1,7 @@
-"""Save and load fitted estimators: ``model.safetensors`` and ``config.json``, which hold no code."""
+"""Save and load fitted estimators: ``model.safetensors`` and ``config.json``, which hold no code.
+
+``statistics.safetensors`` holds the exact solver's sums if they are asked for: what a checkpoint holds.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,29 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from safetensors import safe_open
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from eigenstream.core.types import Tree
+from eigenstream.distributed import is_first
+from eigenstream.estimators import merging
 from eigenstream.run.checkpoint import plain, write_atomically
 from eigenstream.run.result import Status
 from eigenstream.solvers.choice import SOLVERS
 
 FORMAT = 1
+STATISTICS = "statistics.safetensors"
 OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
 
 
-def save(estimator: Any, folder: Path, **more: Any) -> None:
-    """Write a fitted estimator, with ``more`` values in its config."""
+def save(estimator: Any, folder: Path, statistics: bool = False, **more: Any) -> None:
+    """Write a fitted estimator, with its sums if ``statistics``, and with ``more`` values in its config."""
+    sums = merging.engine_with_sums(estimator, "the model").flushed().saveable() if statistics else None
     tensors: dict[str, np.ndarray] = {}
     values: dict[str, Any] = {}
     estimator.solver_  # noqa: B018 - computes the solution after partial_fit
@@ -43,8 +53,12 @@ def save(estimator: Any, folder: Path, **more: Any) -> None:
         "learned": values,
         **more,
     }
-    # The tensors first: a new config never lies beside an old model.
+    if is_first():
+        (folder / STATISTICS).unlink(missing_ok=True)
+    # The tensors first: a new config never lies beside an old model, nor a model beside the sums of another.
     write_atomically(folder / "model.safetensors", save_tensors(tensors))
+    if sums is not None:
+        _save_sums(estimator._run, sums, folder / STATISTICS)
     write_atomically(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
 
 
@@ -58,7 +72,8 @@ def load(folder: str | Path) -> Any:
     Returns
     -------
     estimator
-        Ready for ``transform``, ``predict`` and so on. ``partial_fit`` raises: its sums were not saved.
+        Ready for ``transform``, ``predict`` and so on; for ``partial_fit`` and ``merge`` if it was saved with
+        ``statistics=True``.
 
     Examples
     --------
@@ -89,7 +104,35 @@ def load(folder: str | Path) -> Any:
     learned = config["learned"] | {"status_": saved_status(config["learned"])}
     values = {name: np.array(value) if isinstance(value, list) else value for name, value in learned.items()}
     vars(estimator).update(tensors | values, solver_=_restored(config["solver"]), history_=[])
+    if (folder / STATISTICS).exists():
+        _load_sums(estimator, folder / STATISTICS)
     return estimator
+
+
+def _save_sums(run: Any, sums: list[Any], path: Path) -> None:
+    arrays = {str(i): np.asarray(x, order="C") for i, x in enumerate(sums)}
+    template = jax.tree.map(lambda leaf: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}, run.template)
+    values = {"template": template, "values": plain(run.values())}
+    write_atomically(path, save_tensors(arrays, {name: json.dumps(value) for name, value in values.items()}))
+
+
+def _load_sums(estimator: Any, path: Path) -> None:
+    """Give the estimator the run whose sums these are."""
+    with safe_open(path, "numpy") as file:
+        arrays = {int(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+        kept = {name: json.loads(value) for name, value in file.metadata().items()}
+    run = merging.begun(estimator, estimator._problem(), estimator.solver_, _template(kept["template"]))
+    run.restore(arrays, kept["values"], [])
+    estimator._run, estimator._stale = run, False
+
+
+def _template(kept: Any) -> Tree:
+    """The shapes of one row from their JSON."""
+    if isinstance(kept, list):
+        return tuple(map(_template, kept))
+    if isinstance(kept.get("shape"), list):
+        return jax.ShapeDtypeStruct(tuple(kept["shape"]), kept["dtype"])
+    return {name: _template(part) for name, part in kept.items()}
 
 
 def _parameter(value: Any) -> Any:

@@ -53,6 +53,10 @@ class GraphMixin:
         n_nodes = int(n_nodes)
         return self._fit_graph(problems.laplacian(n_nodes=n_nodes, ridge=self.ridge), n_nodes, batches, **options)
 
+    def _problem(self: Any) -> problems.Problem:
+        """The problem of a stream of edges, after it was fitted."""
+        return problems.laplacian(n_nodes=len(self.embedding_), ridge=self.ridge)
+
     def _fit_graph(self: Any, problem: problems.Problem, nodes: int, batches: Any, **options: Any) -> Any:
         budget = free_bytes() / 2 if self.memory_budget is None else self.memory_budget
         if self._wanted() is None and 6 * 8 * nodes**2 > budget:
@@ -60,8 +64,9 @@ class GraphMixin:
         try:
             return self._fit_batches(batches, problem=problem, **options)
         finally:
-            # The run holds the graph, which can be large, and there is no partial_fit that would need it.
-            vars(self).pop("_run", None)
+            # The run holds the graph, which can be large. Only the summed edges of a stream are kept, to be merged.
+            if batches is None or ("_run" in vars(self) and not self._run.engine.sums_rows):
+                vars(self).pop("_run", None)
 
     def _affinity(self: Any, X: Any) -> Any:
         if X.shape[0] == X.shape[1] and self.affinity != "precomputed":

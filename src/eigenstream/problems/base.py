@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from eigenstream.core import host_batches, players, views
 from eigenstream.core.moments import Summary
@@ -140,6 +141,10 @@ class Problem:
     def template(self, batch: Tree) -> Tree:
         """Shape and dtype of one player."""
         return views.template(self.split(batch)[0])
+
+    def blank(self, template: Tree) -> Tree:
+        """A batch of one row of zeros with this template, to begin a run whose sums are known."""
+        return jax.tree.map(lambda s: np.zeros((1, *s.shape), s.dtype), template)
 
     def start(self, batch: Tree) -> Tree:
         """The running means before the first batch."""

@@ -66,6 +66,10 @@ class Edges(Problem):
     def template(self, batch: Tree) -> Tree:
         return jax.ShapeDtypeStruct((self.n_nodes,), jax.dtypes.canonicalize_dtype(batch[2].dtype))
 
+    def blank(self, template: Tree) -> Tree:
+        node = np.zeros(1, np.int32)
+        return node, node, np.zeros(1, template.dtype)
+
     def split(self, batch: Tree) -> tuple[Tree, Any]:
         """An edge has no features."""
         return (), batch
@@ -139,6 +143,10 @@ class EdgeStatistics(Statistics):
         (i, j, w), W = batch, self.adjacency()
         W = W + scipy.sparse.coo_matrix((w.astype(np.float64), (i, j)), shape=W.shape).tocsr()
         return replace(self, data=W.data, indices=W.indices, indptr=W.indptr, count=self.count + len(i))
+
+    def merged(self, other: EdgeStatistics) -> EdgeStatistics:
+        W = self.adjacency() + other.adjacency()
+        return replace(self, data=W.data, indices=W.indices, indptr=W.indptr, count=self.count + other.count)
 
     def operands(self) -> Operands:
         # The sums are over all edges: they are the graph's own unless n_edges asks for another number of edges.

@@ -121,6 +121,12 @@ class FourthStatistics(Statistics):
         _check_sums(batch, fourth.diagonal())
         return replace(self, n=n, second=second, fourth=fourth)
 
+    def merged(self, other: FourthStatistics) -> FourthStatistics:
+        if not np.array_equal(self.mean, other.mean):
+            raise ValueError("fourth moments about different means cannot be added: sum each in one pass")
+        n, second, fourth = self.n + other.n, self.second + other.second, self.fourth + other.fourth
+        return replace(self, n=n, second=second, fourth=fourth)
+
     def operands(self) -> Fourth:
         fourth, second = (_view(m / self.n, self.template) for m in (self.fourth, self.second))
         return Fourth([fourth], second, second)
@@ -172,6 +178,26 @@ class ThirdStatistics(Statistics):
                 third = third + (pairs.T @ piece).reshape(d, d, d)
         _check_sums(batch, fourth.diagonal())
         return replace(self, n=n, pilot=pilot, first=first, second=second, third=third, fourth=fourth)
+
+    def merged(self, other: ThirdStatistics) -> ThirdStatistics:
+        """The sums of both about the pilot of the one with more rows, which is nearer to their common mean."""
+        few, many = (self, other) if self.n < other.n else (other, self)
+        few = few._about(many.pilot) if few.n else few
+        sums = {name: getattr(many, name) + getattr(few, name) for name in ("n", "first", "second", "third", "fourth")}
+        return replace(many, **sums)
+
+    def _about(self, pilot: np.ndarray) -> ThirdStatistics:
+        """The same sums about another pilot: expand the powers of ``z + s``, where ``s`` is the shift."""
+        n, f, S, T, s = self.n, self.first, self.second, self.third, self.pilot - pilot
+        fs, ss, Ss = np.outer(f, s), np.outer(s, s), S @ s
+        second = S + fs + fs.T + n * ss
+        # Terms with s in one place, in two and in all three.
+        third = T + (S[:, :, None] * s + S[:, None, :] * s[:, None] + S * s[:, None, None])
+        third += fs[:, :, None] * s + fs.T[:, :, None] * s + ss[:, :, None] * f + n * ss[:, :, None] * s
+        ts, Ss_s = np.outer(np.einsum("iij->j", T), s), np.outer(Ss, s)
+        fourth = self.fourth + ts + ts.T + np.trace(S) * ss
+        fourth += 2 * (T @ s + Ss_s + Ss_s.T + (f @ s) * ss) + (s @ s) * second
+        return replace(self, pilot=pilot, first=f + n * s, second=second, third=third, fourth=fourth)
 
     def summary(self) -> Summary:
         m = self.first / self.n

@@ -83,6 +83,9 @@ class LDA(Problem):
     def groups(self) -> int:
         return self.n_classes
 
+    def blank(self, template: Tree) -> Tree:
+        return super().blank(template), np.zeros(1, np.int32)
+
     def split(self, batch: Tree) -> tuple[Tree, Any]:
         return batch
 

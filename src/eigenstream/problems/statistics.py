@@ -16,7 +16,10 @@ from eigenstream.core.types import Tree
 
 @dataclass(frozen=True)
 class Statistics:
-    """Base of the sums: `add` returns them with one more batch, `operands` the argument of `Problem.products`."""
+    """Base of the sums: `add` returns them with one more batch, `operands` the argument of `Problem.products`.
+
+    Sums of one pass also have `merged`, which returns the sums of the rows of both; empty sums change nothing.
+    """
 
     problem: Any = field(metadata={"static": True})
     template: Tree = field(metadata={"static": True})
@@ -58,6 +61,9 @@ class MomentStatistics(Statistics):
 
     def on_host(self) -> Self:
         return replace(self, moments=self.moments.on_host())
+
+    def merged(self, other: Self) -> Self:
+        return replace(self, moments=self.moments.merged(other.moments))
 
     def faded(self, factor: float) -> Self:
         """The same sums with every row weighted by ``factor``."""

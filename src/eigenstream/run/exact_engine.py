@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial, reduce
@@ -87,6 +88,16 @@ class ExactEngine(Engine):
             self._whole = reduce(lambda a, b: a.merged(b), parts)
         return self._whole
 
+    def flushed(self) -> ExactEngine:
+        """An engine with the same rows, none of them queued. This one does not change."""
+        if not self._blocks.waiting:
+            return self
+        other = copy.copy(self)
+        # Sums are added to in place.
+        other.state, other._blocks = copy.deepcopy(self.state), copy.copy(self._blocks)
+        other.flush()
+        return other
+
     def next_pass(self, epoch: int, max_epochs: int) -> bool:
         self.flush()
         after = self.solver.next_pass(self.state)
@@ -110,7 +121,8 @@ class ExactEngine(Engine):
         for _ in range(epoch):
             self.next_pass(0, 0)
         fresh, structure = jax.tree.flatten(self.state.statistics.on_host())
-        leaves = [like_fresh(x, arrays.get(i)) for i, x in enumerate(fresh)]
+        # Empty sums of edges have no entries yet: there is no size to compare with.
+        leaves = [like_fresh(x if np.size(x) else arrays.get(i, x), arrays.get(i)) for i, x in enumerate(fresh)]
         statistics = jax.tree.unflatten(structure, leaves)
         if isinstance(self._moments(), DeviceMoments):
             statistics = statistics.on_device(self.placement.mesh)
