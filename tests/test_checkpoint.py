@@ -162,6 +162,16 @@ def test_a_stream_of_edges_resumes(tmp_path):
     assert_same(*runs(graph, lambda: es.streams.edges(EDGES, 50), tmp_path, 3, **options))
 
 
+def test_summed_edges_resume(tmp_path):
+    """Batches of more than a block, so that nothing is queued and a checkpoint is written."""
+    edges = np.random.default_rng(0).integers(0, 30, (2, 15_000))
+    batches = [tuple(part) for part in np.split(edges, 3, axis=1)]
+    options = {"k": 2, "solver": "exact", "which": "smallest"}
+    problem = es.problems.laplacian(n_nodes=30)
+    whole, resumed = runs(problem, lambda: iter(batches), tmp_path, 2, **options)
+    assert_same(whole, resumed)
+
+
 def test_an_estimator_resumes_to_the_same_bits(tmp_path):
     def fit(**options):
         model = es.CCA(n_components=2, solver=ADAM, max_epochs=3)

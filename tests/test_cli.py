@@ -127,6 +127,68 @@ def test_fit_gives_what_the_library_gives(files, tmp_path):
     assert "report.png" in page.output
 
 
+@pytest.mark.parametrize("problem", FITS)
+def test_parts_are_merged(problem, files, tmp_path):
+    """Parts of the rows, merged in two steps, give the model of all rows."""
+    names, kind = FITS[problem]
+    options = {"laplacian": ("--nodes", 12, "--ridge", 0.1), "clustering": ("--nodes", 12, "--ridge", 0.1)}
+    fit = (
+        "fit",
+        problem,
+        *options.get(problem, ()),
+        "-k",
+        1 + (problem == "clustering"),
+        "--keep-statistics",
+        "--json",
+    )
+    whole = [files / name for name in names]
+    for number, rows in enumerate((slice(0, 9), slice(9, 20), slice(20, None))):
+        sources = []
+        for path in whole:
+            sources.append(tmp_path / f"{number}{path.name}")
+            if path.suffix == ".npy":
+                np.save(sources[-1], np.load(path)[rows])
+            else:
+                np.savetxt(sources[-1], np.loadtxt(path, int)[rows], fmt="%d")
+        assert call(*fit, *sources, "--out", tmp_path / f"part{number}").exit_code == 0
+    call("merge", tmp_path / "part2", tmp_path / "part0", "--out", tmp_path / "two")
+    found = call("merge", tmp_path / "two", tmp_path / "part1", "--out", tmp_path / "all", "--json")
+    call(*fit, *whole, "--out", tmp_path / "whole")
+    wanted, merged = es.load(tmp_path / "whole"), es.load(tmp_path / "all")
+    assert isinstance(merged, kind)
+    values = json.loads(found.output)
+    assert (values["problem"], values["rows"]) == (problem, wanted.n_samples_seen_)
+    np.testing.assert_allclose(values["eigenvalues"], wanted.eigenvalues_, rtol=1e-12, atol=1e-13)
+    if problem == "clustering":
+        np.testing.assert_array_equal(np.load(tmp_path / "all" / "labels.npy"), wanted.labels_)
+    assert call("report", tmp_path / "all").exit_code == 0
+
+
+def test_wide_rows_of_ica_are_summed_in_one_pass_to_be_merged(tmp_path):
+    rows = np.random.default_rng(0).laplace(size=(5000, 20))
+    np.save(tmp_path / "x.npy", rows)
+    call("fit", "ica", tmp_path / "x.npy", "-k", 2, "--out", tmp_path / "a", "--keep-statistics")
+    found = es.load(tmp_path / "a").partial_fit(rows)
+    np.testing.assert_allclose(found.eigenvalues_, es.ICA(2).fit(np.r_[rows, rows]).eigenvalues_, rtol=1e-12)
+
+
+def test_merging_refuses_by_the_names_of_folders(files, tmp_path):
+    fit = ("fit", "pca", files / "x.npy", "-k", 2)
+    call(*fit, "--out", tmp_path / "a", "--keep-statistics")
+    call(*fit, "--out", tmp_path / "b")
+    with pytest.raises(ValueError, match=r"b was loaded, without its sums.*--keep-statistics"):
+        call("merge", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+    with pytest.raises(ValueError, match="a holds a run: give --overwrite"):
+        call("merge", tmp_path / "a", tmp_path / "a", "--out", tmp_path / "a")
+    assert call("merge", tmp_path / "a", tmp_path / "a", "--out", tmp_path / "a", "--overwrite").exit_code == 0
+    assert es.load(tmp_path / "a").n_samples_seen_ == 1000
+    with pytest.raises(ValueError, match="other settings, keep_statistics"):
+        call(*fit, "--out", tmp_path / "b", "--resume", "--keep-statistics")
+    with pytest.raises(ValueError, match="--solver game keeps no sums"):
+        call(*fit, "--out", tmp_path / "d", "--solver", "game", "--keep-statistics")
+
+
 MISTAKES = {
     "missing file": (("fit", "pca", "nope.npy"), "nope.npy does not exist"),
     "too few sources": (("fit", "cca", "x.npy"), "cca takes 2 sources, not 1"),
@@ -240,10 +302,10 @@ def test_ctrl_c_saves_the_model_and_exits_with_130(files, tmp_path):
     assert (model.status_, model.converged_) == ("interrupted", False)
 
 
-@pytest.mark.parametrize("arguments", [(), ("fit",), ("transform",), ("report",), ("demo",)])
+@pytest.mark.parametrize("arguments", [(), ("fit",), ("merge",), ("transform",), ("report",), ("demo",)])
 def test_help_is_there_for_every_command(arguments):
     result = call(*arguments, "--help")
     assert result.exit_code == 0
     assert len(result.output.splitlines()) > 6
     if not arguments:
-        assert all(name in result.output for name in ("fit", "transform", "report", "demo"))
+        assert all(name in result.output for name in ("fit", "merge", "transform", "report", "demo"))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import load_file
 from sklearn.exceptions import NotFittedError
 
 import eigenstream as es
@@ -93,6 +94,31 @@ def test_a_loaded_model_does_not_learn_on(case, tmp_path):
     )
     with pytest.raises(ValueError, match="was loaded, without the sums"):
         es.load(tmp_path).partial_fit(*more)
+
+
+def test_sums_are_kept_beside_the_model(tmp_path):
+    model = es.PCA().partial_fit(X[:100])
+    model.save(tmp_path, statistics=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors", "statistics.safetensors"]
+    again = es.load(tmp_path)
+    for each in (model, again):
+        each.partial_fit(X[100:])
+    np.testing.assert_allclose(again.components_, model.components_, rtol=0, atol=1e-13)
+    assert again.n_samples_seen_ == len(X)
+    sums = load_file(tmp_path / "statistics.safetensors")
+    assert {x.dtype for x in sums.values()} == {np.dtype(np.float64)}
+    # A model that is saved without its sums does not keep those of the model before.
+    model.save(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_sums_of_rows_of_any_shape_are_kept(tmp_path):
+    rows = {"a": X[:, :4].reshape(-1, 2, 2), "b": X[:, 4:]}
+    model = es.CCA(n_components=1).fit_stream([(rows, Y)])
+    model.save(tmp_path, statistics=True)
+    merged = es.load(tmp_path).merge(model)
+    np.testing.assert_allclose(merged.correlations_, model.correlations_, rtol=1e-12)
+    assert merged.n_samples_seen_ == 2 * len(X)
 
 
 @pytest.mark.parametrize("name", ["pca", "cca", "lda"])

@@ -138,12 +138,10 @@ def _check_alike(first: Any, model: Any, first_name: str, name: str) -> None:
     if type(model) is not type(first):
         kinds = f"{name} is of the class {type(model).__name__}, and {first_name} of {type(first).__name__}"
         raise ValueError(f"{kinds}: fit all parts with one class")
-    facts = [_facts(each) for each in (first, model)]
-    for key in facts[0].keys() & facts[1].keys():
-        if facts[0][key] != facts[1][key]:
-            raise ValueError(
-                f"{key} of {name} is {facts[1][key]!r}, and of {first_name} {facts[0][key]!r}: fit all parts alike"
-            )
+    ours, theirs = _facts(first), _facts(model)
+    for key, value in ours.items():
+        if key in theirs and theirs[key] != value:
+            raise ValueError(f"{key} of {name} is {theirs[key]!r}, and of {first_name} {value!r}: fit all parts alike")
 
 
 def _facts(model: Any) -> dict[str, Any]:
