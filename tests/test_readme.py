@@ -18,7 +18,7 @@ def test_the_code_in_the_readme_prints_what_its_comments_say(capsys, tmp_path, m
     """Every print in the README has its output in a comment, up to a colon."""
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     names: dict = {}
     for block in blocks:
         exec(block, names)

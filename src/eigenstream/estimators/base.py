@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from eigenstream.core import host_batches, players, views
 from eigenstream.core.moments import BLOCK_ROWS
 from eigenstream.core.types import Tree
-from eigenstream.estimators import merging, model_files
+from eigenstream.estimators import dask_rows, merging, model_files
 from eigenstream.problems.base import Problem
 from eigenstream.problems.checks import check_finite
 from eigenstream.run.checkpoint import RunFolder
@@ -286,8 +286,10 @@ class OneViewMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
     _single_view = True
 
     def fit(self, X: Any, y: Any = None) -> Any:
-        """Learn from ``X``, an array, memory map or sparse matrix of rows by features."""
+        """Learn from ``X``, an array, memory map, sparse matrix or Dask collection of rows by features."""
         self._forget()
+        if dask_rows.is_dask(X):
+            return dask_rows.fit(self, X)
         return self._fit_batches(self._batches(self._checked(X, 2)))
 
     def partial_fit(self, X: Any, y: Any = None) -> Any:

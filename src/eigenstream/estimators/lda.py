@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from eigenstream import problems
 from eigenstream.core.types import Tree
+from eigenstream.estimators import dask_rows
 from eigenstream.estimators.base import StreamEstimator, estimator, flat, projected
 from eigenstream.run.result import Result
 from eigenstream.streams.batching import Batches
@@ -81,8 +82,13 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
         return None if all_at_once else self.n_components
 
     def fit(self, X: Any, y: Any) -> LDA:
-        """Learn from rows ``X`` and their classes ``y``."""
+        """Learn from rows ``X`` and their classes ``y``; both may be Dask collections."""
         self._forget()
+        if dask_rows.is_dask(X, y):
+            classes = dask_rows.distinct(y)
+            check_classification_targets(classes)
+            self._set_classes(classes)
+            return dask_rows.fit(self, X, labels=y)
         X = self._checked(X, 2)
         y = self._labels(X, y)
         self._set_classes(y)

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 
 from eigenstream import problems
 from eigenstream.core.types import Tree
+from eigenstream.estimators import dask_rows
 from eigenstream.estimators.base import StreamEstimator, estimator, projected, rebuilt, row_options
 from eigenstream.estimators.scores import correlations, measure
 from eigenstream.run.result import Result
@@ -78,8 +79,10 @@ class MultiviewCCA(TransformerMixin, StreamEstimator):
         return checked
 
     def fit(self, views: Any, y: Any = None) -> MultiviewCCA:
-        """Learn from a list of views: arrays, memory maps or sparse matrices with the same rows."""
+        """Learn from a list of views with the same rows: arrays, memory maps, sparse matrices or Dask collections."""
         self._forget()
+        if isinstance(views, list | tuple) and dask_rows.is_dask(*views):
+            return dask_rows.fit(self, *views)
         return self._fit_batches(self._batches(*self._views(views, to_fit=True)))
 
     def partial_fit(self, views: Any, y: Any = None) -> MultiviewCCA:

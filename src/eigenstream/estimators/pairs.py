@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 
 from eigenstream import problems
 from eigenstream.core.types import Tree
+from eigenstream.estimators import dask_rows
 from eigenstream.estimators.base import StreamEstimator, estimator, projected, rebuilt, row_options
 from eigenstream.estimators.scores import Measured, correlations, measure
 from eigenstream.run.result import Result
@@ -23,8 +24,14 @@ class PairMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
     """The part that CCA and PLS share: the second view is ``y``, and the first predicts it."""
 
     def fit(self, X: Any, y: Any = None) -> Any:
-        """Learn from two views: arrays, memory maps or sparse matrices with the same rows; ``y`` is the second."""
+        """Learn from two views with the same rows; ``y`` is the second.
+
+        Arrays, memory maps or sparse matrices, or two Dask collections.
+        """
         self._forget()
+        if dask_rows.is_dask(X, y):
+            self.single_target_ = getattr(y, "ndim", 2) == 1
+            return dask_rows.fit(self, X, y)
         return self._fit_batches(self._batches(*self._both(X, y, 2)))
 
     def partial_fit(self, X: Any, y: Any = None) -> Any:
