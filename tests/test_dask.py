@@ -101,6 +101,8 @@ def test_no_row_comes_to_the_client(scheduler, monkeypatch):
 
 
 FEW = da.from_array(X, chunks=(100, 5))
+#: An error if it is computed.
+UNREAD = FEW.map_blocks(lambda block: 1 / 0, dtype=float, meta=np.zeros((0, 0)))
 REFUSED = {
     "the game": (lambda: es.PCA(1, solver="game").fit(FEW), "solver='game' learns .* solver=\"exact\""),
     "the paper": (lambda: es.PCA(1, solver=es.solvers.Paper()).fit(FEW), 'solver=Paper.*solver="exact"'),
@@ -114,6 +116,10 @@ REFUSED = {
         r"a partition has \[200, 150\] rows: repartition",
     ),
     "shape": (lambda: es.PCA().fit(FEW[:, :, None]), "two dimensions"),
+    "a vector": (lambda: es.PCA().fit(FEW[:, 0]), "two dimensions"),
+    "words": (lambda: es.PCA().fit(da.from_array(NAMES[:, None])), "give real numbers"),
+    "components": (lambda: es.LDA(n_components=7).fit(UNREAD, da.from_array(NAMES)), "n_components=7"),
+    "too many": (lambda: es.CCA(n_components=6).fit(UNREAD, UNREAD), "k=6 is too large"),
     "no rows": (lambda: es.PCA().fit(FEW[:0]), "X has no rows"),
     "one class": (lambda: es.LDA().fit(FEW, da.zeros(N, chunks=100, dtype=int)), "one class"),
     "numbers for classes": (lambda: es.LDA().fit(FEW, FEW[:, 0]), "continuous"),

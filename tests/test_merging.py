@@ -45,6 +45,8 @@ def test_models_of_every_kind_of_fit_are_merged_and_do_not_change(case, tmp_path
     before = [pickle.dumps(model) for model in models]
     merged = es.merge(models)
     assert_same(merged, fitted(make(), rows))
+    # The sums of a single model are shared until rows are added.
+    added(es.merge(models[:1]), parts[1])
     assert [pickle.dumps(model) for model in models] == before
     assert_same(reduce(lambda a, b: a.merge(b), map(pickle.loads, before)), merged)
     assert merged.get_params() == models[0].get_params()

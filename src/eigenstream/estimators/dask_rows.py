@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from eigenstream.estimators.merging import joined, run_of
+from eigenstream.core.types import Tree
+from eigenstream.estimators.merging import begun, give_sums, joined
 from eigenstream.problems.base import Problem
 from eigenstream.solvers.exact import Exact, ExactState
 
@@ -19,27 +21,34 @@ def is_dask(*collections: Any) -> bool:
     return any(hasattr(x, "__dask_graph__") for x in collections)
 
 
-def fit(estimator: Any, *views: Any, labels: Any = None) -> Any:
-    """Fit the estimator to views, and for LDA labels, with the same rows. No row comes to the client."""
+def fit(estimator: Any, *views: Any, labels: Any = None, number: Callable[[Any], np.ndarray] | None = None) -> Any:
+    """Fit the estimator to views, and to labels that ``number`` numbers, with the same rows.
+
+    No row comes to the client.
+    """
     import dask
 
-    arrays = _aligned([_array(x) for x in (*views, *([] if labels is None else [labels]))])
-    matrices = [x[:, None] if x.ndim == 1 else x for x in arrays[: len(views)]]
-    if not all(x.ndim == 2 for x in matrices):
-        raise ValueError(f"X has shape {matrices[0].shape}: give rows by features, two dimensions")
+    first, *others = (_array(x) for x in views)
+    matrices = [first, *(x[:, None] if x.ndim == 1 else x for x in others)]
+    for x in matrices:
+        if x.ndim != 2:
+            raise ValueError(f"a collection has shape {x.shape}: give rows by features, two dimensions")
     problem = estimator._problem()
     solver = _exact_solver(estimator, problem, sum(x.shape[1] for x in matrices))
-    classes = None if labels is None else estimator.classes_
-    partitions = zip(*(x.to_delayed().ravel() for x in (*matrices, *arrays[len(views) :])), strict=True)
-    sums = [dask.delayed(_sums)(problem, solver, classes, *blocks) for blocks in partitions]
+    # One row of zeros with their shapes and types: mistakes in the settings show before anything is computed.
+    blank = [np.zeros((1, x.shape[1]), x.dtype) for x in matrices] + [np.zeros(1, int)] * (labels is not None)
+    run = begun(estimator, problem, solver, _accepted(problem, blank))
+    arrays = _aligned(matrices if labels is None else [*matrices, _array(labels)])
+    partitions = zip(*(x.to_delayed().ravel() for x in arrays), strict=True)
+    sums = [dask.delayed(_sums)(problem, solver, number, *blocks) for blocks in partitions]
     count = len(sums)
     while len(sums) > 1:
         sums = [dask.delayed(_merged)(sums[i : i + FAN_IN]) for i in range(0, len(sums), FAN_IN)]
     (state,) = dask.compute(*sums)
     if state is None:
         raise ValueError("X has no rows: give at least one")
-    run = run_of(estimator, problem, solver, state)
-    run.steps = run.batches = count
+    give_sums(run, state)
+    run.n, run.steps, run.batches = int(state.statistics.summary().counts.sum()), count, count
     estimator._run = run
     names = getattr(views[0], "columns", ())
     if len(names) and all(isinstance(name, str) for name in names):
@@ -99,7 +108,7 @@ def _aligned(arrays: list[Any]) -> list[Any]:
     return [x if x.chunks[0] == arrays[0].chunks[0] else x.rechunk({0: arrays[0].chunks[0]}) for x in arrays]
 
 
-def _sums(problem: Problem, solver: Exact, classes: np.ndarray | None, *blocks: Any) -> ExactState | None:
+def _sums(problem: Problem, solver: Exact, number: Any, *blocks: Any) -> ExactState | None:
     """The sums of one partition, on a worker; None if it has no rows."""
     lengths = [x.shape[0] for x in blocks]
     if len(set(lengths)) > 1:
@@ -109,10 +118,14 @@ def _sums(problem: Problem, solver: Exact, classes: np.ndarray | None, *blocks: 
         )
     if not lengths[0]:
         return None
-    if classes is not None:
-        blocks = (*blocks[:-1], np.searchsorted(classes, np.asarray(blocks[-1])))
-    batch = problem.accept(blocks if len(blocks) > 1 else blocks[0])
+    if number is not None:
+        blocks = (*blocks[:-1], number(blocks[-1]))
+    batch = _accepted(problem, blocks)
     return solver.step(problem, solver.init(problem, batch, None), batch)
+
+
+def _accepted(problem: Problem, parts: Sequence[Any]) -> Tree:
+    return problem.accept(tuple(parts) if len(parts) > 1 else parts[0])
 
 
 def _merged(states: list[ExactState | None]) -> ExactState | None:

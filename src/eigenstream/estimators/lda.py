@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
             classes = dask_rows.distinct(y)
             check_classification_targets(classes)
             self._set_classes(classes)
-            return dask_rows.fit(self, X, labels=y)
+            return dask_rows.fit(self, X, labels=y, number=partial(numbered, self.classes_))
         X = self._checked(X, 2)
         y = self._labels(X, y)
         self._set_classes(y)
@@ -150,13 +151,7 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
         self.classes_ = classes
 
     def _numbered(self, y: Any) -> np.ndarray:
-        """The index of each label in ``classes_``."""
-        y = np.asarray(y).ravel()
-        numbers = np.searchsorted(self.classes_, y)
-        known = self.classes_[np.minimum(numbers, len(self.classes_) - 1)] == y
-        if not known.all():
-            raise ValueError(f"y holds {y[~known][0]!r}, which is not among the classes {self.classes_.tolist()}")
-        return numbers
+        return numbered(self.classes_, y)
 
     def _publish(self, result: Result, again: Iterable[Tree]) -> None:
         assert result.summary is not None
@@ -203,6 +198,16 @@ class LDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, St
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of every class."""
         return np.exp(self.predict_log_proba(X))
+
+
+def numbered(classes: np.ndarray, y: Any) -> np.ndarray:
+    """The index of each label in ``classes``."""
+    y = np.asarray(y).ravel()
+    numbers = np.searchsorted(classes, y)
+    known = classes[np.minimum(numbers, len(classes) - 1)] == y
+    if not known.all():
+        raise ValueError(f"y holds {y[~known][0]!r}, which is not among the classes {classes.tolist()}")
+    return numbers
 
 
 class _Numbered:

@@ -69,7 +69,9 @@ def merge_named(models: Iterable[tuple[str, Any]]) -> Any:
         raise ValueError("models is empty: give at least one fitted model")
     merged = clone(first)
     vars(merged).update(first._input())
-    run = run_of(merged, first._run.problem, first._run.solver, total)
+    problem = first._run.problem
+    run = begun(merged, problem, first._run.solver, problem.blank(total.template))
+    give_sums(run, total)
     vars(run).update(zip(COUNTS, summed.tolist(), strict=True))
     merged._run, merged._stale = run, True
     return merged
@@ -84,19 +86,17 @@ def joined(states: list[ExactState]) -> ExactState:
     return reduce(both, states)
 
 
-def run_of(estimator: Any, problem: Problem, solver: Exact, state: ExactState) -> Run:
-    """A run of this estimator that has summed rows to this state."""
-    run = begun(estimator, problem, solver, state.template)
-    run.engine.state = run.engine.state._replace(statistics=state.statistics, epsilon=state.epsilon)
-    return run
-
-
-def begun(estimator: Any, problem: Problem, solver: Exact, template: Tree) -> Run:
-    """A run of this estimator, without rows, for rows of this template."""
+def begun(estimator: Any, problem: Problem, solver: Exact, batch: Tree) -> Run:
+    """A run of this estimator, without rows, for batches like this one."""
     run = estimator._new_run(problem)
     run.solver = solver
-    run.begin(problem.blank(template))
+    run.begin(batch)
     return run
+
+
+def give_sums(run: Run, state: ExactState) -> None:
+    """Replace the sums of a run by these."""
+    run.engine.state = run.engine.state._replace(statistics=state.statistics, epsilon=state.epsilon)
 
 
 def engine_with_sums(model: Any, name: str) -> ExactEngine:

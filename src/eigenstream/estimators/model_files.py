@@ -121,7 +121,8 @@ def _load_sums(estimator: Any, path: Path) -> None:
     with safe_open(path, "numpy") as file:
         arrays = {int(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
         kept = {name: json.loads(value) for name, value in file.metadata().items()}
-    run = merging.begun(estimator, estimator._problem(), estimator.solver_, _template(kept["template"]))
+    problem = estimator._problem()
+    run = merging.begun(estimator, problem, estimator.solver_, problem.blank(_template(kept["template"])))
     run.restore(arrays, kept["values"], [])
     estimator._run, estimator._stale = run, False
 
