@@ -133,7 +133,9 @@ class Moments(NamedTuple):
         # The difference of the pilots first: both are near the rows, so it is small and loses no digit.
         delta = (other.pilot - self.pilot) + other.means - self.means
         gap = delta * np.sqrt(self.counts * share)[:, None]
-        scatter = self.scatter + other.scatter + gap.T @ gap
+        scatter = gap.T @ gap
+        scatter += self.scatter
+        scatter += other.scatter
         return Moments(total, self.means + share[:, None] * delta, scatter, self.pilot)
 
     def faded(self, factor: float) -> Moments:
