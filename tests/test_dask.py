@@ -107,7 +107,7 @@ REFUSED = {
     "the game": (lambda: es.PCA(1, solver="game").fit(FEW), "solver='game' learns .* solver=\"exact\""),
     "the paper": (lambda: es.PCA(1, solver=es.solvers.Paper()).fit(FEW), 'solver=Paper.*solver="exact"'),
     "half_life": (lambda: es.PCA(half_life=10).fit(FEW), "half_life: .* half_life=None"),
-    "memory": (lambda: es.PCA(memory_budget=10).fit(FEW), "over memory_budget=10 bytes: give more"),
+    "memory": (lambda: es.PCA(memory_budget=10).fit(FEW), "over memory_budget, 1e-08 GB: give a larger"),
     "an array beside": (lambda: es.CCA().fit(FEW, Y), "ndarray beside a Dask collection"),
     "no second view": (lambda: es.CCA().fit(FEW), "NoneType beside a Dask collection"),
     "lengths": (lambda: es.CCA().fit(FEW, da.from_array(Y[:300])), r"the collections have \[400, 300\] rows"),

@@ -119,10 +119,14 @@ def filled(batch: Tree, parts: int, capacity: int) -> Tree:
     return jax.tree.map(one, batch)
 
 
+def rows_between(batch: Tree, start: int, stop: int) -> Tree:
+    return _map(operator.itemgetter(slice(start, stop)), batch)
+
+
 def cut(batch: Tree, sizes: Iterable[int]) -> Iterator[Tree]:
     """Consecutive parts of a host batch, with these numbers of rows."""
     for lo, hi in itertools.pairwise(itertools.accumulate(sizes, initial=0)):
-        yield _map(operator.itemgetter(slice(lo, hi)), batch)
+        yield rows_between(batch, lo, hi)
 
 
 def pieces(batch: Tree, size: int) -> Iterator[Tree]:

@@ -69,7 +69,7 @@ class Moments(NamedTuple):
     def n(self) -> float:
         return float(self.counts.sum())
 
-    def add(self, rows: Any, labels: np.ndarray | None = None, batch: Any = None, **unused: Any) -> Moments:
+    def add(self, rows: Any, labels: np.ndarray | None = None, batch: Any = None) -> Moments:
         """The moments with more rows: a matrix, or dense matrices side by side. Overwrites the scatter of ``self``.
 
         ``batch``: what an error names.
@@ -116,27 +116,13 @@ class Moments(NamedTuple):
         return total, self.means + share * delta, delta * np.sqrt(self.counts[:, None] * share)
 
     def merged(self, other: Moments) -> Moments:
-        """The moments of the rows of both."""
-        if not other.counts.any():
-            return self
-        if not self.counts.any():
-            return other
+        """The moments of the rows of both, in memory of their own."""
+        if not (self.counts.any() and other.counts.any()):
+            rows = self if self.counts.any() else other
+            return rows._replace(scatter=rows.scatter.copy(order="F"))
+        # The difference of the pilots first: both are near the rows, so it is small and loses no digit.
         total, after, gaps = self._united(other.counts, other.means + (other.pilot - self.pilot))
         return Moments(total, after, _added(self.scatter + other.scatter, gaps), self.pilot)
-
-    def merged(self, other: Moments) -> Moments:
-        """The moments of the rows of both, with the pilot of the first (Chan, Golub and LeVeque)."""
-        if not (self.counts.any() and other.counts.any()):
-            return self if self.counts.any() else other
-        total = self.counts + other.counts
-        share = np.divide(other.counts, total, out=np.zeros_like(total), where=total > 0)
-        # The difference of the pilots first: both are near the rows, so it is small and loses no digit.
-        delta = (other.pilot - self.pilot) + other.means - self.means
-        gap = delta * np.sqrt(self.counts * share)[:, None]
-        scatter = gap.T @ gap
-        scatter += self.scatter
-        scatter += other.scatter
-        return Moments(total, self.means + share[:, None] * delta, scatter, self.pilot)
 
     def faded(self, factor: float) -> Moments:
         """The moments with every row weighted by ``factor``."""

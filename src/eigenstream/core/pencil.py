@@ -33,6 +33,12 @@ class Solved(NamedTuple):
     vectors: Any
     ranks: list[int]
     method: str
+    #: The residual of an iteration in whitened coordinates, relative to the largest eigenvalue.
+    residual: float = 0.0
+
+    @property
+    def converged(self) -> bool:
+        return self.residual <= ROUGH
 
     def first(self, k: int) -> Solved:
         return self._replace(eigenvalues=self.eigenvalues[:k], vectors=self.vectors[:, :k])
@@ -91,7 +97,7 @@ def solve(
         found = krylov.largest(reduced, rank, count, host)
         if found.residual <= ROUGH or rank > (HOST_LIMIT if host else DEVICE_LIMIT):
             lam = reduced.sign * np.asarray(found.values)
-            return Solved(lam, reduced.lifted(found.vectors), ranks, "block Lanczos")
+            return Solved(lam, reduced.lifted(found.vectors), ranks, "block Lanczos", found.residual)
     H = reduced(np.eye(rank) if host else jnp.eye(rank))
     H = (H + H.T) / 2
     if host and which != "magnitude" and count < rank:

@@ -11,6 +11,7 @@ import numpy as np
 from eigenstream.core.types import Tree
 from eigenstream.estimators.merging import begun, give_sums, joined
 from eigenstream.problems.base import Problem
+from eigenstream.solvers.choice import chosen
 from eigenstream.solvers.exact import Exact, ExactState
 
 #: Sums that one task of the tree merges.
@@ -75,13 +76,10 @@ def _exact_solver(estimator: Any, problem: Problem, d: int) -> Exact:
         )
     if estimator.half_life is not None or solver.half_life is not None:
         raise ValueError("half_life: the sums of a Dask collection do not fade; give half_life=None, or fit_stream")
-    needed = problem.statistics_bytes(d)
-    if isinstance(given, str) and given == "auto" and needed > estimator.memory_budget:
-        raise ValueError(
-            f"the sums of {d} features take {needed / 1e9:.2g} GB, over memory_budget={estimator.memory_budget:.2g} "
-            "bytes: give more, or stream the rows through fit_stream"
-        )
-    return solver
+    picked, reason = chosen(given, problem, [d], estimator.which, estimator.memory_budget, None)
+    if not isinstance(picked, Exact):
+        raise ValueError(f"{reason}: give a larger memory_budget, or stream the rows through fit_stream")
+    return picked
 
 
 def _array(x: Any) -> Any:

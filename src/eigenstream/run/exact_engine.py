@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from eigenstream import distributed
 from eigenstream.core import device_moments, host_batches, moments, players, views
 from eigenstream.core.device_moments import AHEAD, DeviceMoments
-from eigenstream.core.moments import BLOCK_ROWS, Summary
+from eigenstream.core.moments import Summary
 from eigenstream.core.types import Tree
 from eigenstream.run.engine import Ending, Engine, Setup, Stop, check_enough_rows, like_fresh
 from eigenstream.run.result import Status
@@ -35,43 +35,47 @@ class ExactEngine(Engine):
     def __init__(self, setup: Setup):
         self.problem, self.solver, self.which = setup.problem, setup.solver, setup.which
         self.placement, mesh = setup.placement, setup.placement.mesh
-        self._start = partial(self.solver.init, self.problem, setup.first, setup.k, setup.repeatable, mesh)
         self._d = players.size(self.problem.template(setup.first)) if self.problem.has_rows else 1
         with name_memory(self._d):
-            self.state: Any = self._start()
+            self.state: Any = self.solver.init(self.problem, setup.first, setup.k, setup.repeatable, mesh)
         self.fewest_rows = self.problem.fewest_rows(False)
         self.passes = 1
-        on_device = isinstance(self._moments(), DeviceMoments)
-        self.block_rows = (device_moments if on_device else moments).block_rows(self._d)
-        self._blocks = Blocks(self.block_rows if on_device else BLOCK_ROWS, valid=AHEAD + 2 if on_device else 1)
-        self._parallel = distributed.count() > 1 and self._moments() is not None
-        if self._parallel:
-            self.share = self.placement.share if self.placement.shares_rows else None if mesh else distributed.share
+        sums = getattr(self.state.statistics, "moments", None)
+        self._on_device = isinstance(sums, DeviceMoments)
+        self.block_rows = (device_moments if self._on_device else moments).block_rows(self._d)
+        self._blocks = Blocks(self.block_rows, valid=AHEAD + 2) if self._on_device else Blocks()
+        several = distributed.count() > 1 and sums is not None
+        #: Whether processes take part in one program, or else whether each sums its own rows.
+        self._together = several and self._on_device and mesh is not None
+        self._apart = several and not self._together
+        if self._apart:
+            self.share = distributed.share
+        elif self._together and self.placement.shares_rows:
+            self.share = self.placement.share
         #: The sums of all processes, until more rows come.
         self._whole: Any = None
 
-    def _moments(self) -> Any:
-        return getattr(self.state.statistics, "moments", None)
-
     def take(self, batch: Tree, start: int, total: int) -> int:
         self._whole = None
-        if self._parallel and self.placement.mesh is not None:
-            # Every process takes part in the same program, so batches are not joined.
+        if self._together:
+            # All processes run one program on a batch, so batches are not joined.
             self._add(batch, start=start, total=total)
             return 1
-        if self._parallel and total == views.n_rows(batch):
+        if self._apart and total == views.n_rows(batch):
             lo, hi = distributed.share(total)
-            (batch,) = host_batches.cut(batch, [hi]) if not lo else list(host_batches.cut(batch, [lo, hi - lo]))[1:]
+            batch = host_batches.rows_between(batch, lo, hi)
         if self.rows_stay:
             self._add(batch, stays=True)
             return 1
-        for block in self._blocks.add(batch) if views.n_rows(batch) else ():
+        for block in self._blocks.add(batch):
             self._add(block, stays=block is not batch)
         return 1
 
     def _add(self, block: Tree, **how: Any) -> None:
-        with name_memory(self._d):
-            self.state = self.solver.step(self.problem, self.state, block, **how)
+        if views.n_rows(block):
+            with name_memory(self._d):
+                how = how if self._on_device else {}
+                self.state = self.solver.step(self.problem, self.state, block, **how)
 
     def flush(self) -> None:
         if self._blocks.waiting:
@@ -79,7 +83,7 @@ class ExactEngine(Engine):
 
     def _statistics(self) -> Any:
         """The sums of all processes."""
-        if not self._parallel or self.placement.mesh is not None:
+        if not self._apart:
             return self.state.statistics
         if self._whole is None:
             self.flush()
@@ -112,7 +116,7 @@ class ExactEngine(Engine):
         return self.passes == 1
 
     def saveable(self) -> list[Any] | None:
-        if self._blocks.waiting and not self._parallel:
+        if self._blocks.waiting and not self._apart:
             return None
         with report_not_finite():
             return [*jax.tree.leaves(self._statistics().on_host()), self.state.epsilon]
@@ -124,11 +128,11 @@ class ExactEngine(Engine):
         # Empty sums of edges have no entries yet: there is no size to compare with.
         leaves = [like_fresh(x if np.size(x) else arrays.get(i, x), arrays.get(i)) for i, x in enumerate(fresh)]
         statistics = jax.tree.unflatten(structure, leaves)
-        if isinstance(self._moments(), DeviceMoments):
-            statistics = statistics.on_device(self.placement.mesh)
-        elif self._parallel and not distributed.is_first():
+        if self._apart and not distributed.is_first():
             # The saved sums are of all processes: only the first continues from them.
             statistics = self.state.statistics
+        elif self._on_device:
+            statistics = statistics.on_device(self.placement.mesh)
         self.state = self.state._replace(statistics=statistics, epsilon=float(arrays[len(fresh)]))
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
@@ -145,8 +149,9 @@ class ExactEngine(Engine):
         n = n_rows if summary is None or self.solver.half_life is not None else int(summary.counts.sum())
         check_enough_rows(n, self.fewest_rows, self.problem, self.state.k)
         solved, V, info = self.solver.solve(self.problem, state, self.which, n)
-        message = info.message if not n else f"solved exactly from {n} rows in {self.passes} pass"
-        message += "es" * (self.passes > 1)
+        message = info.message
+        if n:
+            message += f" from {n} rows in {self.passes} pass{'es' * (self.passes > 1)}"
         d, rank = players.size(self.state.template), sum(solved.ranks)
         if stop is not None:
             message = stop.message

@@ -125,7 +125,9 @@ class Exact:
             with wide():
                 solved, rest = self._from_moments(problem, state, operands, which, n)
             message = "solved exactly"
-        info = EighInfo(solved.method, rest, True, message)
+            if not solved.converged:
+                message = f"the eigenvalues are too close: the iteration ended with a residual of {solved.residual:.1g}"
+        info = EighInfo(solved.method, rest, solved.converged, message)
         return solved, fix_signs(players.from_matrix(np.asarray(solved.vectors), state.template)), info
 
     def _from_moments(
@@ -182,7 +184,11 @@ class Times:
     def residuals(self, operands: Tree, solved: Solved) -> np.ndarray:
         V = players.from_matrix(solved.vectors, self.template)
         AV, BV = self.problem.products(operands, V)
-        return np.asarray(ritz.residuals(V, AV, BV, solved.eigenvalues))
+        # ‖A‖ by a power iteration: the wanted eigenvalues may be the smallest.
+        images = self(operands, np.random.default_rng(0).normal(size=(players.size(self.template), 4)))
+        norms = [np.linalg.norm(np.asarray(M), axis=0) for M in (images, self(operands, images))]
+        norm_A = (norms[1] / np.where(norms[0] > 0, norms[0], 1)).max()
+        return np.asarray(ritz.residuals(V, AV, BV, solved.eigenvalues, norm_A))
 
 
 @contextmanager
