@@ -63,6 +63,8 @@ class GameEngine(SteppingEngine):
         self._wide = any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(self.pilot))
         self._point = None if self._wide else jax.tree.map(jnp.asarray, self.pilot)
         self._sizes: set[int] = set()
+        #: Whether the stream gives its batches on the device.
+        self._given = False
         #: Rows until the players move next, and whether they moved since the last snapshot.
         self._left, self._moved = float(self.state.rows_to_next_move), False
         #: The first rows; None once the game has opened.
@@ -84,8 +86,10 @@ class GameEngine(SteppingEngine):
 
     def _joined(self, batch: Tree, start: int, total: int) -> list[Tree] | None:
         """The queued rows in blocks, once they are worth a product or enough for a move; None until then."""
+        self._given = _on_device(batch)
         if self.intake is not None and is_dense(batch):
-            self._raw.append(batch if _on_device(batch) else host_batches.owned(self.converted(batch), batch))
+            kept = self._given or isinstance(batch, Picked)
+            self._raw.append(batch if kept else host_batches.owned(self.converted(batch), batch))
             return self._when_enough(batch)
         self._examine()
         near = self._near(batch)
@@ -96,15 +100,14 @@ class GameEngine(SteppingEngine):
         if total > views.n_rows(near):
             # With several processes batches are not joined: their local parts would have unequal sizes.
             return [self.placement.batch(near, start, total)] if total >= self.fewest_rows else None
-        self._queue.append(near if _on_device(near) else host_batches.owned(near, batch))
+        self._queue.append(near if self._given else host_batches.owned(near, batch))
         return self._when_enough(near)
 
     def _when_enough(self, near: Tree) -> list[Tree] | None:
         # A power of two of batches, so that a stream of equal batches compiles few programs.
         most = FIRST_BLOCK if self.opening is not None else min(self._left, BLOCK)
         wanted = max(1, int(min(most, NUMBERS / self._width)) // views.n_rows(near)).bit_length()
-        enough = len(self._queue) + len(self._raw) >= 1 << (wanted - 1)
-        enough = enough or (_on_device(near) and not isinstance(near, Picked))
+        enough = len(self._queue) + len(self._raw) >= 1 << (wanted - 1) or self._given
         return self._dequeued() if enough and self._queued() >= self.fewest_rows else None
 
     @property
@@ -124,7 +127,7 @@ class GameEngine(SteppingEngine):
         raw = [views.n_rows(batch) for batch in self._raw]
         taken, self._queue, self._raw = host_batches.join(*self._queue, *self._raw), [], []
         b = views.n_rows(taken)
-        if len(self._sizes) < FEW or _on_device(taken):
+        if len(self._sizes) < FEW or self._given:
             self._sizes.add(b)
         sizes = [b] if b in self._sizes else host_batches.in_powers_of_two(b, self.fewest_rows)
         # A slice of all rows on a device would copy them.
@@ -142,7 +145,9 @@ class GameEngine(SteppingEngine):
         if self._raw:
             sizes, rows = [views.n_rows(batch) for batch in self._raw], host_batches.join(*self._raw)
             self._raw = []
-            self._queue.append(self._taken_in(self.placement.batch(rows, for_good=True), sizes))
+            rows = self._taken_in(self.placement.batch(rows, for_good=True), sizes)
+            # As many batches as before, since blocks are counted in batches.
+            self._queue.extend(host_batches.cut(rows, sizes))
 
     def _taken_in(self, rows: Tree, sizes: list[int]) -> Tree:
         assert self.intake is not None
@@ -302,5 +307,4 @@ class GameEngine(SteppingEngine):
 
 
 def _on_device(batch: Tree) -> bool:
-    """Whether rows are on the device or on their way."""
-    return any(isinstance(leaf, jax.Array | Picked) for leaf in views.leaves(batch))
+    return any(isinstance(leaf, jax.Array) for leaf in views.leaves(batch))
