@@ -97,7 +97,7 @@ def test_energies_follow_the_host():
         views = X[lo : lo + 100, :100].copy(), X[lo : lo + 100, 100:].copy()
         views[1][lo // 100] *= 30
         wanted = host.tame(views)
-        found = taken.add(views, [100], None)
+        found = taken.add(views, None, [100])
         for a, b in zip(found, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)
     assert list(taken.settled()) == []

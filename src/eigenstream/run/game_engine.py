@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from copy import copy
 from functools import partial
 from typing import Any
@@ -134,9 +135,8 @@ class GameEngine(SteppingEngine):
         parts = [taken] if len(sizes) == 1 else host_batches.cut(taken, sizes)
         blocks = [self.placement.batch(part, for_good=True) for part in parts]
         if raw:
-            return [
-                self._taken_in(x, raw if len(sizes) == 1 else [size]) for x, size in zip(blocks, sizes, strict=True)
-            ]
+            starts = itertools.accumulate(sizes, initial=0)
+            return [self._taken_in(block, raw, start) for block, start in zip(blocks, starts, strict=False)]
         jax.block_until_ready(blocks)
         return blocks
 
@@ -149,9 +149,10 @@ class GameEngine(SteppingEngine):
             # As many batches as before, since blocks are counted in batches.
             self._queue.extend(host_batches.cut(rows, sizes))
 
-    def _taken_in(self, rows: Tree, sizes: list[int]) -> Tree:
+    def _taken_in(self, rows: Tree, sizes: list[int], start: int = 0) -> Tree:
+        """Device rows, examined: those from ``start`` on of batches with these sizes."""
         assert self.intake is not None
-        rows = self.intake.add(rows, sizes, self._point)
+        rows = self.intake.add(rows, self._point, sizes, start)
         self._settle(UNDER_WAY)
         return rows
 

@@ -33,6 +33,18 @@ class Found(NamedTuple):
     scatter: jax.Array | None
 
 
+class Block(NamedTuple):
+    """Rows whose findings the host has not read yet."""
+
+    rows: Tree
+    #: The sizes of the batches they came in, and the rows of these batches that are before them.
+    sizes: list[int]
+    start: int
+    #: The rows of the stream before them.
+    seen: int
+    found: Found
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def _examined(
     limit: float, summed: bool, rows: Tree, point: Tree, energies: jax.Array, weight: float
@@ -72,29 +84,29 @@ class Intake:
 
     def __init__(self, outliers: Outliers, summed: bool):
         self.outliers, self.summed = outliers, summed
-        #: Blocks under way: the rows, the sizes of the batches they came in, the rows before them, what they show.
-        self._under_way: deque[tuple[Tree, list[int], int, Found]] = deque()
+        self._under_way: deque[Block] = deque()
 
-    def add(self, rows: Tree, sizes: list[int], point: Tree) -> Tree:
-        """Device rows less ``point``, checked and tamed; they came in batches of these sizes."""
+    def add(self, rows: Tree, point: Tree, sizes: list[int], start: int = 0) -> Tree:
+        """Device rows less ``point``, checked and tamed: those from ``start`` on of batches with these sizes."""
         guard, b = self.outliers, views.n_rows(rows)
         weight = b / (guard.seen + b)
         rows, guard.energies, found = _examined(guard.limit, self.summed, rows, point, guard.energies, weight)
         jax.tree.map(lambda x: x.copy_to_host_async(), found)
-        self._under_way.append((rows, sizes, guard.seen, found))
+        self._under_way.append(Block(rows, sizes, start, guard.seen, found))
         guard.seen += b
         return rows
 
     def settled(self, left: int = 0) -> Iterator[Summary]:
         """Read what was found, except in the last ``left`` blocks: summaries, if they are wanted."""
         while len(self._under_way) > left:
-            rows, sizes, before, found = self._under_way.popleft()
+            rows, sizes, start, seen, found = self._under_way.popleft()
             if not found.finite:
-                # Cut into the batches of the stream, so that the row is named as the host names it.
-                for part in host_batches.cut(jax.tree.map(np.asarray, rows), sizes):
+                # Cut into the batches of the stream, so that the row is named by its number in its batch.
+                whole = jax.tree.map(lambda x: np.pad(x, [(start, 0)] + [(0, 0)] * (x.ndim - 1)), rows)
+                for part in host_batches.cut(whole, sizes):
                     check_finite(part)
             if found.scaled is not None:
-                self.outliers.note(before, np.asarray(found.scaled))
+                self.outliers.note(seen, np.asarray(found.scaled))
             if self.summed:
                 means, scatter = jax.tree.map(lambda x: np.asarray(x, np.float64), (found.means, found.scatter))
                 yield Summary(np.array([views.n_rows(rows)], np.float64), means, scatter)
