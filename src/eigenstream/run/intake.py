@@ -44,6 +44,12 @@ class Block(NamedTuple):
     seen: int
     found: Found
 
+    def check_on_host(self) -> None:
+        """Raise if a number is not finite; the row is named by its number in its batch."""
+        whole = jax.tree.map(lambda x: np.pad(x, [(self.start, 0)] + [(0, 0)] * (x.ndim - 1)), self.rows)
+        for part in host_batches.cut(whole, self.sizes):
+            check_finite(part)
+
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _examined(
@@ -99,17 +105,15 @@ class Intake:
     def settled(self, left: int = 0) -> Iterator[Summary]:
         """Read what was found, except in the last ``left`` blocks: summaries, if they are wanted."""
         while len(self._under_way) > left:
-            rows, sizes, start, seen, found = self._under_way.popleft()
+            block = self._under_way.popleft()
+            found = block.found
             if not found.finite:
-                # Cut into the batches of the stream, so that the row is named by its number in its batch.
-                whole = jax.tree.map(lambda x: np.pad(x, [(start, 0)] + [(0, 0)] * (x.ndim - 1)), rows)
-                for part in host_batches.cut(whole, sizes):
-                    check_finite(part)
+                block.check_on_host()
             if found.scaled is not None:
-                self.outliers.note(seen, np.asarray(found.scaled))
+                self.outliers.note(block.seen, np.asarray(found.scaled))
             if self.summed:
                 means, scatter = jax.tree.map(lambda x: np.asarray(x, np.float64), (found.means, found.scatter))
-                yield Summary(np.array([views.n_rows(rows)], np.float64), means, scatter)
+                yield Summary(np.array([views.n_rows(block.rows)], np.float64), means, scatter)
 
 
 def on_accelerator(state: Tree) -> bool:
