@@ -7,7 +7,7 @@ import pytest
 
 import eigenstream as es
 from conftest import check_refused
-from eigenstream.run import game_engine, intake
+from eigenstream.run import intake, stepping_engine
 from eigenstream.run.outliers import Outliers
 from test_checkpoint import assert_same, runs
 
@@ -23,7 +23,7 @@ def both(monkeypatch):
     def call(f):
         out = []
         for answer in (False, True):
-            monkeypatch.setattr(game_engine, "on_accelerator", lambda state, answer=answer: answer)
+            monkeypatch.setattr(stepping_engine, "on_accelerator", lambda state, answer=answer: answer)
             out.append(f())
         return out
 
@@ -48,6 +48,25 @@ def test_the_same_fit(both, dtype, shift, batches):
     # Means of float64 rows less their pilot are summed in float32 on the device.
     np.testing.assert_allclose(device.mean_, host.mean_, atol=3e-7)
     np.testing.assert_allclose(device.explained_variance_ratio_, host.explained_variance_ratio_, rtol=2e-6)
+
+
+@pytest.mark.parametrize("size", [100, 1000])
+@pytest.mark.parametrize("shift", [0, 1000])
+def test_the_same_steps(both, size, shift):
+    """Batches of one size, but for the last, which is too small to centre."""
+    solver, rows = es.solvers.Paper(learning_rate=0.01), X[:5001] + np.float32(shift)
+    host, device = both(lambda: es.PCA(3, solver=solver, batch_size=size, max_epochs=2).fit(rows))
+    assert device._run.engine.examines_on_device
+    np.testing.assert_array_equal(device.components_, host.components_)
+    np.testing.assert_allclose(device.mean_, host.mean_, atol=3e-7)
+    assert (device.n_iter_, device.message_) == (host.n_iter_, host.message_)
+    pickle.loads(pickle.dumps(device)).partial_fit(rows[:100])
+
+
+def test_steps_on_rows_that_are_not_finite(both):
+    spoilt = X.copy()
+    spoilt[2017, 5] = np.nan
+    both(lambda: check_refused(lambda: es.PCA(3, solver=es.solvers.Paper()).fit(spoilt), "holds NaN .* row"))
 
 
 def test_two_views(both):
@@ -105,9 +124,10 @@ def test_energies_follow_the_host():
     np.testing.assert_allclose(device.energies, host.energies, rtol=1e-6)
 
 
-@pytest.mark.parametrize("outlier", [None, 3.0])
-def test_a_killed_run_resumes_to_the_same_bits(both, tmp_path, outlier):
-    solver = es.solvers.Game(opening=0.1, outlier=outlier)
+@pytest.mark.parametrize(
+    "solver", [es.solvers.Game(opening=0.1), es.solvers.Game(opening=0.1, outlier=3.0), es.solvers.Paper()]
+)
+def test_a_killed_run_resumes_to_the_same_bits(both, tmp_path, solver):
     options = {"k": 2, "solver": solver, "max_epochs": 2}
 
     folders = iter("ab")
@@ -115,7 +135,7 @@ def test_a_killed_run_resumes_to_the_same_bits(both, tmp_path, outlier):
     def killed():
         return runs(es.problems.pca(), lambda: es.streams.batches(X), tmp_path / next(folders), 30, **options)
 
-    if outlier is None:
+    if getattr(solver, "outlier", None) is None:
         host, device = both(killed)
         assert host[0].V.tobytes() == device[0].V.tobytes()
     else:

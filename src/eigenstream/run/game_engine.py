@@ -11,15 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eigenstream import distributed
 from eigenstream.core import host_batches, players, views
-from eigenstream.core.moments import Summary
 from eigenstream.core.transfer import Picked
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.run.engine import Ending, Setup, Stop, check_enough_rows
-from eigenstream.run.intake import UNDER_WAY, Intake, is_dense, on_accelerator
-from eigenstream.run.outliers import Outliers
+from eigenstream.run.intake import is_dense
 from eigenstream.run.placement import n_rows, on_host, placed
 from eigenstream.run.result import Status
 from eigenstream.run.stepping_engine import SteppingEngine
@@ -52,17 +49,10 @@ class GameEngine(SteppingEngine):
     def __init__(self, setup: Setup):
         super().__init__(setup)
         self.criterion = "residual" if self.problem.noiseless else "shortfall"
-        self.outliers = Outliers(np.inf if self.solver.outlier is None else self.solver.outlier)
         self._width = players.size(self.template)
         #: Rows in the queue, and rows that are still to be examined on the device.
         self._queue: list[Tree] = []
         self._raw: list[Tree] = []
-        self.intake: Intake | None = None
-        if not self.problem.noiseless and self.placement.mesh is None and distributed.count() == 1:
-            self.intake = Intake(self.outliers, self.sums is not None) if on_accelerator(self.state) else None
-        # JAX would round float64 rows before the pilot is subtracted.
-        self._wide = any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(self.pilot))
-        self._point = None if self._wide else jax.tree.map(jnp.asarray, self.pilot)
         self._sizes: set[int] = set()
         #: Whether the stream gives its batches on the device.
         self._given = False
@@ -115,9 +105,6 @@ class GameEngine(SteppingEngine):
     def examines_on_device(self) -> bool:
         return self.intake is not None
 
-    def converted(self, batch: Tree) -> Tree:
-        return self._near(batch) if self._wide else batch
-
     def _queued(self) -> int:
         return sum(map(views.n_rows, self._queue + self._raw))
 
@@ -148,19 +135,6 @@ class GameEngine(SteppingEngine):
             rows = self._taken_in(self.placement.batch(rows, for_good=True), sizes)
             # As many batches as before, since blocks are counted in batches.
             self._queue.extend(host_batches.cut(rows, sizes))
-
-    def _taken_in(self, rows: Tree, sizes: list[int], start: int = 0) -> Tree:
-        """Device rows, examined: those from ``start`` on of batches with these sizes."""
-        assert self.intake is not None
-        rows = self.intake.add(rows, self._point, sizes, start)
-        self._settle(UNDER_WAY)
-        return rows
-
-    def _settle(self, left: int = 0) -> None:
-        """Read what the device found in rows; raises if they are not finite."""
-        for summary in self.intake.settled(left) if self.intake is not None else ():
-            assert self.sums is not None
-            self.sums = Summary.joined([self.sums, summary])
 
     def _apply(self, method: str, state: Any, *more: Any) -> Any:
         run = _measured if method in ("validate", "info") else _next_state
@@ -211,13 +185,8 @@ class GameEngine(SteppingEngine):
     def revisit(self, batch: Tree) -> None:
         """Rows before a checkpoint are all learned."""
 
-    def summary(self) -> Summary | None:
-        self._settle()
-        return super().summary()
-
     def __getstate__(self) -> dict[str, Any]:
         self._examine()
-        self._settle()
         kept = super().__getstate__()
         if self.opening is not None:
             kept["opening"] = copy(self.opening)

@@ -274,7 +274,9 @@ class Run:
 
     def _revisit(self, raw: Tree) -> None:
         """Show the engine a batch that was learned from before a checkpoint."""
-        if not isinstance(raw, host_batches.Part | Picked):
+        if isinstance(raw, Picked):
+            self.engine.revisit(raw)
+        elif not isinstance(raw, host_batches.Part):
             batch = self.problem.accept(raw)
             self.engine.revisit(batch)
             self._keep(batch)
