@@ -85,7 +85,7 @@ def main() -> None:
         for _ in range(2):
             took, variances = seconds(lambda: lowrank(X))
             out["torch.pca_lowrank"].append(took)
-        out["variance kept by the fit over that by torch"] = float(model.explained_variance_.sum() / variances.sum())
+        out["sum of the variances over that of torch"] = float(model.explained_variance_.sum() / variances.sum())
     except ImportError:
         del out["torch.pca_lowrank"]
     text = io.StringIO()
