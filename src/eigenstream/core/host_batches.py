@@ -14,6 +14,7 @@ import numpy as np
 import scipy.sparse
 from jax.experimental import sparse as jsparse
 
+from eigenstream.core.transfer import Picked, pick, put
 from eigenstream.core.types import Tree
 from eigenstream.core.views import Filled, Sparse, n_rows
 
@@ -55,11 +56,14 @@ def less_pilot(batch: Tree, point: Tree) -> Tree:
 
 
 def to_device(batch: Tree, for_good: bool = False) -> Tree:
-    """Move rows to the device. ``for_good``: nobody will write to the host rows again, so a CPU needs no copy."""
+    """Move rows to the device; large arrays are copied by several threads, which this call waits for.
+
+    ``for_good``: nobody will write to the host rows again, so a CPU needs no copy.
+    """
 
     def one(leaf: Any) -> Any:
         if not scipy.sparse.issparse(leaf):
-            return jax.device_put(leaf, may_alias=True) if for_good else jnp.asarray(leaf)
+            return put(leaf) if for_good and isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
         coo = leaf.tocoo()
         # Pad to a power of two, so that a stream of sparse batches compiles few programs.
         room = 1 << max(int(coo.nnz) - 1, 1).bit_length()
@@ -72,7 +76,9 @@ def to_device(batch: Tree, for_good: bool = False) -> Tree:
 
 
 def join(*batches: Tree) -> Tree:
-    """Concatenate batches, on the device if they are there."""
+    """Concatenate batches, on the device if they are there or on their way."""
+    if isinstance(batches[0], Picked):
+        return pick(*batches)
 
     def one(*leaves: Any) -> Any:
         if len(leaves) == 1:

@@ -114,6 +114,15 @@ class Engine(Protocol):
         """Whether rows can still be added after the end of a stream."""
         return True
 
+    @property
+    def examines_on_device(self) -> bool:
+        """Whether rows are checked and summed on the device, so that the host need not read them."""
+        return False
+
+    def converted(self, batch: Tree) -> Tree:
+        """An accepted host batch as it is copied to the device."""
+        return batch
+
     def revisit(self, batch: Tree) -> None:
         """After a resume, keep what is needed of a batch that was learned from before; do not learn from it again."""
         return

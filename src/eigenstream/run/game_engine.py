@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from copy import copy
 from functools import partial
 from typing import Any
@@ -11,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from eigenstream.core import host_batches, players, views
+from eigenstream.core.transfer import Picked
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.run.engine import Ending, Setup, Stop, check_enough_rows
-from eigenstream.run.outliers import Outliers
+from eigenstream.run.intake import is_dense
 from eigenstream.run.placement import n_rows, on_host, placed
 from eigenstream.run.result import Status
 from eigenstream.run.stepping_engine import SteppingEngine
@@ -47,10 +49,13 @@ class GameEngine(SteppingEngine):
     def __init__(self, setup: Setup):
         super().__init__(setup)
         self.criterion = "residual" if self.problem.noiseless else "shortfall"
-        self.outliers = Outliers(np.inf if self.solver.outlier is None else self.solver.outlier)
         self._width = players.size(self.template)
+        #: Rows in the queue, and rows that are still to be examined on the device.
         self._queue: list[Tree] = []
+        self._raw: list[Tree] = []
         self._sizes: set[int] = set()
+        #: Whether the stream gives its batches on the device.
+        self._given = False
         #: Rows until the players move next, and whether they moved since the last snapshot.
         self._left, self._moved = float(self.state.rows_to_next_move), False
         #: The first rows; None once the game has opened.
@@ -72,6 +77,12 @@ class GameEngine(SteppingEngine):
 
     def _joined(self, batch: Tree, start: int, total: int) -> list[Tree] | None:
         """The queued rows in blocks, once they are worth a product or enough for a move; None until then."""
+        self._given = _on_device(batch)
+        if self.intake is not None and is_dense(batch):
+            kept = self._given or isinstance(batch, Picked)
+            self._raw.append(batch if kept else host_batches.owned(self.converted(batch), batch))
+            return self._when_enough(batch)
+        self._examine()
         near = self._near(batch)
         rows, labels = self.problem.split(near)
         tame = self.outliers.tame(rows, start, total)
@@ -80,26 +91,50 @@ class GameEngine(SteppingEngine):
         if total > views.n_rows(near):
             # With several processes batches are not joined: their local parts would have unequal sizes.
             return [self.placement.batch(near, start, total)] if total >= self.fewest_rows else None
-        self._queue.append(near if _on_device(near) else host_batches.owned(near, batch))
+        self._queue.append(near if self._given else host_batches.owned(near, batch))
+        return self._when_enough(near)
+
+    def _when_enough(self, near: Tree) -> list[Tree] | None:
         # A power of two of batches, so that a stream of equal batches compiles few programs.
         most = FIRST_BLOCK if self.opening is not None else min(self._left, BLOCK)
         wanted = max(1, int(min(most, NUMBERS / self._width)) // views.n_rows(near)).bit_length()
-        enough = len(self._queue) >= 1 << (wanted - 1) or _on_device(near)
+        enough = len(self._queue) + len(self._raw) >= 1 << (wanted - 1) or self._given
         return self._dequeued() if enough and self._queued() >= self.fewest_rows else None
 
+    @property
+    def examines_on_device(self) -> bool:
+        return self.intake is not None
+
     def _queued(self) -> int:
-        return sum(map(views.n_rows, self._queue))
+        return sum(map(views.n_rows, self._queue + self._raw))
 
     def _dequeued(self) -> list[Tree]:
         """The queued rows in blocks of few sizes: each size compiles a program."""
-        taken, self._queue = host_batches.join(*self._queue), []
+        if self._queue:
+            self._examine()
+        raw = [views.n_rows(batch) for batch in self._raw]
+        taken, self._queue, self._raw = host_batches.join(*self._queue, *self._raw), [], []
         b = views.n_rows(taken)
-        if len(self._sizes) < FEW or _on_device(taken):
+        if len(self._sizes) < FEW or self._given:
             self._sizes.add(b)
         sizes = [b] if b in self._sizes else host_batches.in_powers_of_two(b, self.fewest_rows)
-        blocks = [self.placement.batch(part, for_good=True) for part in host_batches.cut(taken, sizes)]
+        # A slice of all rows on a device would copy them.
+        parts = [taken] if len(sizes) == 1 else host_batches.cut(taken, sizes)
+        blocks = [self.placement.batch(part, for_good=True) for part in parts]
+        if raw:
+            starts = itertools.accumulate(sizes, initial=0)
+            return [self._taken_in(block, raw, start) for block, start in zip(blocks, starts, strict=False)]
         jax.block_until_ready(blocks)
         return blocks
+
+    def _examine(self) -> None:
+        """Examine the rows that wait for it, without learning from them."""
+        if self._raw:
+            sizes, rows = [views.n_rows(batch) for batch in self._raw], host_batches.join(*self._raw)
+            self._raw = []
+            rows = self._taken_in(self.placement.batch(rows, for_good=True), sizes)
+            # As many batches as before, since blocks are counted in batches.
+            self._queue.extend(host_batches.cut(rows, sizes))
 
     def _apply(self, method: str, state: Any, *more: Any) -> Any:
         run = _measured if method in ("validate", "info") else _next_state
@@ -127,7 +162,7 @@ class GameEngine(SteppingEngine):
         self._left, self._moved = float(self.state.rows_to_next_move), True
 
     def flush(self) -> None:
-        for block in self._dequeued() if self._queue and self._queued() >= self.fewest_rows else ():
+        for block in self._dequeued() if self._queued() >= max(self.fewest_rows, 1) else ():
             if self.opening is None:
                 self.state = self._apply("gather", self.state, block)
             else:
@@ -151,6 +186,7 @@ class GameEngine(SteppingEngine):
         """Rows before a checkpoint are all learned."""
 
     def __getstate__(self) -> dict[str, Any]:
+        self._examine()
         kept = super().__getstate__()
         if self.opening is not None:
             kept["opening"] = copy(self.opening)
@@ -158,8 +194,9 @@ class GameEngine(SteppingEngine):
         return kept
 
     def saveable(self) -> list[Any] | None:
-        if self._queue or self.opening is not None or not int(self.state.step):
+        if self._queue or self._raw or self.opening is not None or not int(self.state.step):
             return None
+        self._settle()
         self.info = self._apply("info", self.state)
         kept: list[Any] = jax.tree.leaves(self._kept())
         guard, sizes = self.outliers, np.array(sorted(self._sizes), int)
@@ -182,6 +219,7 @@ class GameEngine(SteppingEngine):
     def snapshot(self) -> dict[str, Any]:
         if self.problem.noiseless:
             return super().snapshot()
+        self._settle()
         self.info = self._apply("info", self.state)
         known = verdict(self.state, 1, solved=self.holds_whole_stream)
         record = {**super().snapshot(), "heldout": self.sign * known.heldout}
@@ -189,6 +227,7 @@ class GameEngine(SteppingEngine):
         return record if self.state.plays_all else {**record, "shortfall": known.shortfall}
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
+        self._examine()
         begun = int(self.state.step) > 0 or bool(self._queue)
         check_enough_rows(n_rows if begun else -1, self.fewest_rows, self.problem, self._asked)
         if self.holds_whole_stream:
@@ -203,6 +242,7 @@ class GameEngine(SteppingEngine):
             self.state, self._queue, self._left, self._moved = before
 
     def _ending(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
+        self._settle()
         self.info = self._apply("info", self.state)
         state = on_host(jax.tree.map(jnp.copy, self.state))
         lam, V = self.solver.eigenpairs(self.problem, state)

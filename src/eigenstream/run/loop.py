@@ -16,6 +16,7 @@ from eigenstream.core import host_batches, players, views
 from eigenstream.core.precision import check_precision
 from eigenstream.core.ritz import WHICH
 from eigenstream.core.settings import check_count
+from eigenstream.core.transfer import Picked
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.problems.checks import check_k, view_sizes
@@ -132,6 +133,10 @@ class Run:
         if self.problem.noiseless:
             self.steps += self.engine.take(None, 0, raw)
             return
+        if isinstance(raw, Picked):
+            self.steps += self.engine.take(raw, 0, views.n_rows(raw))
+            self.n, self.batches = self.n + views.n_rows(raw), self.batches + 1
+            return
         rows, start, total = raw if isinstance(raw, host_batches.Part) else (raw, 0, None)
         batch = self.problem.accept(rows)
         total = views.n_rows(batch) if total is None else total
@@ -198,6 +203,8 @@ class Run:
             max_steps, max_epochs, tol = None, 1, None
         else:
             self._check_stepping(stream, max_epochs, tol)
+            if self.engine.examines_on_device:
+                stream.send(lambda rows: self.engine.converted(self.problem.accept(rows)))
         log.info("solver: %r (%s)", self.solver, self.reason)
         if self.engine.sums_rows and self.problem.noiseless:
             return self.result()
@@ -269,7 +276,9 @@ class Run:
 
     def _revisit(self, raw: Tree) -> None:
         """Show the engine a batch that was learned from before a checkpoint."""
-        if not isinstance(raw, host_batches.Part):
+        if isinstance(raw, Picked):
+            self.engine.revisit(raw)
+        elif not isinstance(raw, host_batches.Part):
             batch = self.problem.accept(raw)
             self.engine.revisit(batch)
             self._keep(batch)

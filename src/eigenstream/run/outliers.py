@@ -18,7 +18,10 @@ NAMED = 10
 
 
 class Outliers:
-    """Scales down host rows whose energy (squared norm) in any view exceeds ``limit`` times the mean so far."""
+    """Scales down rows whose energy (squared norm) in any view exceeds ``limit`` times the mean so far.
+
+    `tame` does so on the host; on an accelerator `eigenstream.run.intake` does.
+    """
 
     def __init__(self, limit: float):
         self.limit = limit
@@ -51,9 +54,7 @@ class Outliers:
         limits = np.where(self.energies > 0, self.limit * self.energies, np.inf)
         excess = (energies / limits[:, None]).max(0)
         if (excess > 1).any():
-            where = np.flatnonzero(excess > 1)
-            self.named += (self.seen + where[: NAMED - len(self.named)]).tolist()
-            self.count += len(where)
+            self.note(self.seen, excess > 1)
             factor = 1 / np.sqrt(np.maximum(excess, 1))
             x = views.map_leaves(lambda leaf: _scaled(leaf, factor[start : start + b]), x)
             energies = energies * factor**2
@@ -61,6 +62,12 @@ class Outliers:
         self.energies = self.energies + b / (self.seen + b) * (energies.mean(1) - self.energies)
         self.seen += b
         return x
+
+    def note(self, before: int, scaled: np.ndarray) -> None:
+        """Count and name the rows scaled down among those that follow the first ``before``."""
+        where = np.flatnonzero(scaled)
+        self.named += (before + where[: NAMED - len(self.named)]).tolist()
+        self.count += len(where)
 
     def report(self) -> str:
         """A description of the rows scaled down; empty if there were none."""

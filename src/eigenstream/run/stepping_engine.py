@@ -12,10 +12,13 @@ import numpy as np
 from eigenstream import distributed
 from eigenstream.core import host_batches, views
 from eigenstream.core.moments import Summary
+from eigenstream.core.transfer import Picked, pick
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.problems.checks import check_finite, view_sizes
 from eigenstream.run.engine import Ending, Engine, Setup, Stop, check_enough_rows, like_fresh
+from eigenstream.run.intake import UNDER_WAY, Intake, is_dense, on_accelerator
+from eigenstream.run.outliers import Outliers
 from eigenstream.run.placement import for_checkpoint, on_host, placed
 from eigenstream.run.result import Status
 from eigenstream.solvers.stochastic import Info
@@ -65,6 +68,12 @@ class SteppingEngine(Engine):
         self.info: Any = None
         self.criterion = "residual" if solver.has_residual else ""
         self.fewest_rows = solver.fewest_rows(problem)
+        self.outliers = Outliers(getattr(solver, "outlier", None) or np.inf)
+        #: Examines dense rows on an accelerator; None if the host does.
+        self.intake: Intake | None = None
+        if not problem.noiseless and self.placement.mesh is None and distributed.count() == 1:
+            self.intake = Intake(self.outliers, self.sums is not None) if on_accelerator(self.state) else None
+        self._use_pilot()
         #: The last rows, to fill up a batch that is too small for a step.
         self._before: Tree = None
         #: Rows in the first batch.
@@ -90,6 +99,14 @@ class SteppingEngine(Engine):
 
         A batch that is too small, as the last of a stream may be, is filled up with the last rows before it.
         """
+        if self.intake is not None and is_dense(batch) and views.n_rows(batch) == self._usual >= self.fewest_rows:
+            self._before = batch if isinstance(batch, Picked) else host_batches.last(batch, self.fewest_rows)
+            rows = self.placement.batch(host_batches.join(self.converted(batch)))
+            if not isinstance(batch, Picked):
+                # The stream may reuse its memory.
+                jax.block_until_ready(rows)
+            return self._taken_in(rows, [self._usual])
+        batch = _fetched(batch)
         check_finite(batch)
         self._summarise(self._near(batch), total)
         if total == views.n_rows(batch):
@@ -118,21 +135,48 @@ class SteppingEngine(Engine):
         if self.sums is not None and mine:
             self.sums = self.sums.add(*self.problem.split(near))
 
+    def _use_pilot(self) -> None:
+        # JAX would round float64 rows before the pilot is subtracted, so the host subtracts it.
+        self._wide = any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(self.pilot))
+        self._point = None if self._wide else jax.tree.map(jnp.asarray, self.pilot)
+
+    @property
+    def examines_on_device(self) -> bool:
+        # A batch of another size than the first is padded on the host, which would subtract the pilot twice.
+        return self.intake is not None and not self._wide
+
+    def converted(self, batch: Tree) -> Tree:
+        return self._near(batch) if self._wide else batch
+
+    def _taken_in(self, rows: Tree, sizes: list[int], start: int = 0) -> Tree:
+        """Device rows, examined: those from ``start`` on of batches with these sizes."""
+        assert self.intake is not None
+        rows = self.intake.add(rows, self._point, sizes, start)
+        self._settle(UNDER_WAY)
+        return rows
+
+    def _settle(self, left: int = 0) -> None:
+        """Read what the device found in rows; raises if they are not finite."""
+        for summary in self.intake.settled(left) if self.intake is not None else ():
+            assert self.sums is not None
+            self.sums = Summary.joined([self.sums, summary])
+
     def _near(self, batch: Tree) -> Tree:
         """The rows less the pilot."""
         return batch if self.pilot is None else self.problem.less_pilot(batch, self.pilot)
 
     def _filled_up(self, batch: Tree) -> Tree:
         if views.n_rows(batch) < self.fewest_rows and self._before is not None:
-            batch = host_batches.join(self._before, batch)
+            batch = host_batches.join(host_batches.last(_fetched(self._before), self.fewest_rows), batch)
         self._before = host_batches.last(batch, self.fewest_rows)
         return batch
 
     def revisit(self, batch: Tree) -> None:
-        self._filled_up(batch)
+        self._filled_up(_fetched(batch))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "state": on_host(self.state)}
+        self._settle()
+        return {**vars(self), "state": on_host(self.state), "_before": _fetched(self._before)}
 
     def snapshot_due(self, steps: int) -> bool:
         return self.problem.noiseless or super().snapshot_due(steps)
@@ -140,6 +184,7 @@ class SteppingEngine(Engine):
     def snapshot(self) -> dict[str, Any]:
         if self.info is None:
             return {}
+        self._settle()
         worst = float(np.max(np.asarray(self.info.residuals)))
         return {"eigenvalues": self.sign * np.asarray(self.info.eigenvalues), "residual": worst}
 
@@ -152,7 +197,10 @@ class SteppingEngine(Engine):
         return for_checkpoint(self.state), on_host(self.info), self.pilot, sums
 
     def saveable(self) -> list[Any] | None:
-        return None if self.info is None else jax.tree.leaves(self._kept())
+        if self.info is None:
+            return None
+        self._settle()
+        return jax.tree.leaves(self._kept())
 
     def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
         blank = Info(jnp.zeros(self._k), jnp.zeros(self._k))
@@ -160,6 +208,7 @@ class SteppingEngine(Engine):
         fresh, structure = jax.tree.flatten(template)
         leaves = [like_fresh(x, arrays.get(i)) for i, x in enumerate(fresh)]
         state, info, self.pilot, self.sums = jax.tree.unflatten(structure, leaves)
+        self._use_pilot()
         if self.sums is not None and not distributed.is_first():
             # The saved sums are of all processes: only the first continues from them.
             self.sums = self.problem.start_summary(self.template)
@@ -167,6 +216,7 @@ class SteppingEngine(Engine):
         self.state = self.placement.state(state, self.template)
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
+        self._settle()
         check_enough_rows(n_rows if self.info is not None else -1, self.fewest_rows, self.problem, self._asked)
         lam, V = self.solver.eigenpairs(self.problem, on_host(self.state))
         residuals = np.asarray(self.info.residuals)
@@ -190,4 +240,10 @@ class SteppingEngine(Engine):
         return Ending(self.sign * np.asarray(lam), V, residuals, converged, status, message, state, n_rows)
 
     def summary(self) -> Summary | None:
+        self._settle()
         return None if self.sums is None else Summary.joined(distributed.gather_all(self.sums)).less(self.pilot)
+
+
+def _fetched(batch: Tree) -> Tree:
+    """A batch with its rows on the host, if they are on their way to the device."""
+    return jax.tree.map(np.asarray, pick(batch)) if isinstance(batch, Picked) else batch

@@ -1,27 +1,27 @@
-"""Cut sources into batches, in order or shuffled, from any position, and read them ahead in a thread."""
+"""Cut sources into batches, in order or shuffled, from any position, on the host or on the device."""
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse
 
 from eigenstream.core.host_batches import Part, join
 from eigenstream.core.settings import check_count
+from eigenstream.core.transfer import Picked, Window
 from eigenstream.core.types import Tree
 from eigenstream.streams.formats import open_source
+from eigenstream.streams.reading_ahead import AHEAD, prefetch, read_early
+
+T = TypeVar("T")
 
 #: A shuffling window consists of this many runs of consecutive rows.
 STRETCHES = 16
-#: Batches to read ahead.
-AHEAD = 2
 
 
 def batches(*sources: Any, batch_size: int = 100, shuffle: bool = True, random_state: int = 0) -> Batches:
@@ -99,6 +99,8 @@ class Batches:
     form: Callable[[tuple[Any, ...]], Tree] = field(default=_one_or_all, repr=False)
     #: The range of rows to read from a batch of n rows. If set, every batch is a `Part`.
     share: Callable[[int], tuple[int, int]] | None = field(default=None, repr=False)
+    #: Applied to runs of rows in a thread before they are copied to the device. If set, every batch is `Picked`.
+    convert: Callable[[Tree], Tree] | None = field(default=None, repr=False)
     #: Size of a shuffling window in numbers. The default is 64 MB of float32.
     window_numbers: int = field(default=2**24, repr=False)
 
@@ -143,6 +145,15 @@ class Batches:
         """The same batches, but only the rows in ``share(n)`` of each are read."""
         return replace(self, share=share)
 
+    @property
+    def can_be_sent(self) -> bool:
+        """Whether runs of rows can be copied to a device from several threads: dense arrays, also in mapped files."""
+        return self.is_dense and all(isinstance(source, np.ndarray) for source in self.sources)
+
+    def sent(self, convert: Callable[[Tree], Tree]) -> Batches:
+        """The same batches as `Picked`: ``convert`` is applied to runs of rows on their way to the device."""
+        return replace(self, convert=convert)
+
     def _total(self, batch: int) -> int:
         return min(self.batch_size, self.n_rows - batch * self.batch_size)
 
@@ -152,6 +163,8 @@ class Batches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Tree]:
         """The batches of one epoch, starting at batch ``start``. Equal arguments give equal batches."""
+        if self.convert is not None:
+            return map(Picked, self._picks(number, start, self._send, AHEAD))
         pieces = self._shuffled(number, start) if self.shuffle else self._in_order(start)
         formed: Iterator[Tree] = map(self.form, pieces)
         if self.share is not None:
@@ -169,31 +182,60 @@ class Batches:
             yield views
 
     def _shuffled(self, number: int, start: int) -> Iterator[tuple[Any, ...]]:
-        """Join runs of rows into windows, permute each window, and cut the result into batches."""
-        n, size = self.n_rows, self.batch_size
-        stretch = -(-min(n, max(size, self.window_numbers // self.width)) // STRETCHES)
-        order = np.random.default_rng([self.random_state, number]).permutation(-(-n // stretch))
-        windows = np.split(order, range(STRETCHES, len(order), STRETCHES))
-        lengths = [sum(min(stretch, n - s * stretch) for s in window.tolist()) for window in windows]
+        for parts in self._picks(number, start, partial(_gather, self.sources, self.share is not None), 0):
+            yield join(*parts)
+
+    def _send(self, spans: list[tuple[int, int]]) -> Callable[[np.ndarray], tuple[Window, np.ndarray]]:
+        """Start to copy runs of rows to the device."""
+        window = Window([partial(self._converted, *span) for span in spans], self._stretch * STRETCHES)
+        return lambda positions: (window, positions)
+
+    def _converted(self, lo: int, hi: int) -> Tree:
+        assert self.convert is not None
+        return self.convert(self.form(tuple(source[lo:hi] for source in self.sources)))
+
+    @property
+    def _stretch(self) -> int:
+        """Rows in a run of consecutive rows."""
+        return -(-min(self.n_rows, max(self.batch_size, self.window_numbers // self.width)) // STRETCHES)
+
+    def _picks(
+        self, number: int, start: int, opened: Callable[[list[tuple[int, int]]], Callable[[np.ndarray], T]], ahead: int
+    ) -> Iterator[list[T]]:
+        """For every batch its parts: ``opened(runs of rows)(positions)`` of one or more windows.
+
+        A window joins runs of rows from random places, and its rows are permuted; without shuffling all stay in order.
+        It is opened while ``ahead`` others are still to be read.
+        """
+        n, stretch = self.n_rows, self._stretch
+        seed = self.random_state, number
+        count = -(-n // stretch)
+        order = np.random.default_rng(seed).permutation(count) if self.shuffle else np.arange(count)
+        skip = start * self.batch_size
+
+        def windows() -> Iterator[tuple[Callable[[np.ndarray], T], np.ndarray]]:
+            passed = 0
+            for index, window in enumerate(np.split(order, range(STRETCHES, count, STRETCHES))):
+                spans = [(s * stretch, min((s + 1) * stretch, n)) for s in window.tolist()]
+                length = sum(hi - lo for lo, hi in spans)
+                passed += length
+                if skip < passed:
+                    turn = np.arange(length)
+                    turn = np.random.default_rng((*seed, index)).permutation(turn) if self.shuffle else turn
+                    yield opened(spans), turn[max(skip - (passed - length), 0) :]
+
         # The current batch, the number of its rows passed so far, and those rows that this process reads.
-        batch, passed, left = start, 0, None
-        skip = start * size
-        for index, (window, length) in enumerate(zip(windows, lengths, strict=True)):
-            if skip >= length:
-                skip -= length
-                continue
-            turn = np.random.default_rng([self.random_state, number, index]).permutation(length)[skip:]
-            skip = 0
-            take = _gather(self.sources, window, stretch, self.share is not None)
+        batch, passed = start, 0
+        parts: list[T] = []
+        for take, turn in read_early(windows(), ahead):
             while len(turn):
                 here, turn = np.split(turn, [self._total(batch) - passed])
                 lo, hi = self._own(batch)
-                piece = take(here[max(lo - passed, 0) : max(hi - passed, 0)])
-                left = piece if left is None else join(left, piece)
+                parts.append(take(here[max(lo - passed, 0) : max(hi - passed, 0)]))
                 passed += len(here)
                 if passed == self._total(batch):
-                    yield left
-                    batch, passed, left = batch + 1, 0, None
+                    yield parts
+                    batch, passed, parts = batch + 1, 0, []
 
 
 def _is_mapped(array: Any) -> bool:
@@ -211,14 +253,12 @@ def _read_pages(view: Any) -> None:
 
 
 def _gather(
-    sources: tuple[Any, ...], window: np.ndarray, stretch: int, few: bool
+    sources: tuple[Any, ...], few: bool, spans: list[tuple[int, int]]
 ) -> Callable[[np.ndarray], tuple[Any, ...]]:
     """A function from positions in a window to rows. Files are read one run of rows at a time.
 
     If only a ``few`` rows are needed, a mapped file is read row by row instead.
     """
-    n = sources[0].shape[0]
-    spans = [(s * stretch, min((s + 1) * stretch, n)) for s in window.tolist()]
     numbers = np.concatenate([np.arange(lo, hi) for lo, hi in spans])
 
     def rows_of(source: Any) -> Callable[[np.ndarray], Any]:
@@ -230,66 +270,3 @@ def _gather(
 
     takers = [rows_of(source) for source in sources]
     return lambda turn: tuple(take(turn) for take in takers)
-
-
-class prefetch:
-    """Iterate in a background thread that keeps a queue of the next items.
-
-    Parameters
-    ----------
-    items : iterable
-    ahead : int
-        Length of the queue.
-
-    Examples
-    --------
-    >>> import eigenstream as es
-    >>> list(es.streams.prefetch(iter(range(4)), ahead=2))
-    [0, 1, 2, 3]
-    """
-
-    def __init__(self, items: Iterable[Any], ahead: int = AHEAD):
-        self._stop = threading.Event()
-        check_count("ahead", ahead)
-        self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=ahead)
-        self._ended = False
-        # The thread holds no reference to this object, so deleting the object stops the thread.
-        arguments = (iter(items), self._queue, self._stop)
-        threading.Thread(target=_read_ahead, args=arguments, daemon=True, name="eigenstream-prefetch").start()
-
-    def __iter__(self) -> prefetch:
-        return self
-
-    def __next__(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        item, ending = self._queue.get()
-        if ending is not None:
-            self._ended = True
-            raise ending
-        return item
-
-    def __del__(self) -> None:
-        self._stop.set()
-
-
-def _read_ahead(items: Iterator[Any], out: queue.Queue[Any], stop: threading.Event) -> None:
-    """Put pairs ``(item, None)`` and at the end ``(None, exception)`` into a queue, until told to stop."""
-
-    def put(item: Any, ending: BaseException | None) -> None:
-        while not stop.is_set():
-            with contextlib.suppress(queue.Full):
-                out.put((item, ending), timeout=0.1)
-                return
-
-    try:
-        for item in items:
-            put(item, None)
-            if stop.is_set():
-                return
-            # Otherwise this name would keep the item in memory after the reader has freed it.
-            del item
-    except BaseException as error:
-        put(None, error)
-    else:
-        put(None, StopIteration())

@@ -50,6 +50,11 @@ class Epochs:
             self.source = self.source.in_order(rows)
         return isinstance(self.source, Batches)
 
+    def send(self, convert: Callable[[Tree], Tree]) -> None:
+        """Copy arrays to the device in large blocks, each run of rows after ``convert``."""
+        if isinstance(self.source, Batches) and self.source.can_be_sent:
+            self.source = self.source.sent(convert)
+
     def shared(self, share: Callable[[int], tuple[int, int]]) -> None:
         """Read only the rows in ``share(n)`` of every batch of n rows, if the batches are dense `Batches`."""
         if isinstance(self.source, Batches) and self.source.is_dense:
