@@ -32,23 +32,31 @@ def anonymous() -> int:
     return int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) * 1024  # type: ignore[union-attr]
 
 
+class Peak:
+    """Watches the anonymous memory of this process."""
+
+    def __enter__(self) -> Peak:
+        self.bytes, self._done = 0, threading.Event()
+        self._watcher = threading.Thread(target=self._watch)
+        self._watcher.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.01):
+            self.bytes = max(self.bytes, anonymous())
+
+    def __exit__(self, *error: Any) -> None:
+        self._done.set()
+        self._watcher.join()
+
+
 def fit_and_print_peak(paths: list[str], solver: str) -> None:
-    peak, done = 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.01):
-            peak = max(peak, anonymous())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
     choice = solver if solver == "exact" else es.solvers.Paper(learning_rate=1e-3)
     start = time.perf_counter()
-    model = es.CCA(n_components=4, solver=choice).fit_stream(es.streams.batches(*paths))
+    with Peak() as peak:
+        model = es.CCA(n_components=4, solver=choice).fit_stream(es.streams.batches(*paths))
     seconds = time.perf_counter() - start
-    done.set()
-    watcher.join()
-    print(json.dumps({"rows": model.n_samples_seen_, "peak_bytes": peak, "seconds": seconds}))
+    print(json.dumps({"rows": model.n_samples_seen_, "peak_bytes": peak.bytes, "seconds": seconds}))
 
 
 def write(folder: Path) -> list[Path]:

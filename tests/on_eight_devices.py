@@ -1,5 +1,6 @@
 """Run by test_placement.py in a process with eight devices: how far answers on meshes are from those of one device."""
 
+import contextlib
 import json
 import pickle
 import re
@@ -115,7 +116,51 @@ def travelled():
     }
 
 
+#: Meshes of 1, 2, 4 and 8 devices.
+EXACT_MESHES = [jax.make_mesh((1, 1), ("data", "feature")), "data=1,feature=2", "data=2,feature=2", *MESHES[:2]]
+
+
+def exact():
+    """How far exact eigenvalues and vectors on meshes are from those of one process, and of resumed and long runs."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(900, 6))
+    x, y, w = (z @ rng.normal(size=(6, d)) + rng.normal(size=(900, d)) + 1e3 for d in (211, 157, 43))
+    labels = (z[:, 0] > 0) + 2 * (z[:, 1] > 0)
+    cases = {
+        "pca": (es.problems.pca(), (x,)),
+        "cca": (es.problems.cca(), (x, y)),
+        "ridge": (es.problems.cca(ridge=0.1, center=False), (x - 1e3, y - 1e3)),
+        "multiview": (es.problems.multiview(), (x, y, w)),
+        "lda": (es.problems.lda(4), (x, labels.astype(int))),
+    }
+    out = {}
+    for name, (problem, views) in cases.items():
+        batches = es.streams.batches(*views)
+        alone = es.solve(problem, batches, 3, "exact")
+        for mesh in EXACT_MESHES:
+            found = es.solve(problem, batches, 3, "exact", mesh=mesh)
+            far = float(np.abs(found.eigenvalues / alone.eigenvalues - 1).max())
+            out[f"{name} {mesh}"] = far, apart(found.V, alone.V)[0]
+    pieces = [(x[i : i + 90], y[i : i + 90]) for i in range(0, 900, 90)]
+
+    def stopping():
+        yield from pieces[:7]
+        raise InterruptedError
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"solver": "exact", "folder": folder, "checkpoint_every": 0}
+        with contextlib.suppress(InterruptedError):
+            es.solve(es.problems.cca(), stopping(), 3, mesh=MESHES[2], **options)
+        found = es.solve(es.problems.cca(), iter(pieces), 3, mesh=MESHES[1], resume=True, **options)
+    alone = es.solve(es.problems.cca(), pieces, 3, "exact")
+    out["resumed"] = float(np.abs(found.eigenvalues / alone.eigenvalues - 1).max()), apart(found.V, alone.V)[0]
+    return out
+
+
 def main(what):
+    if what == "exact":
+        print(json.dumps(exact()))
+        return
     if what == "collectives":
         print(json.dumps({mesh: [collectives(mesh, d) for d in (1024, 4096)] for mesh in MESHES[:2]}))
         return

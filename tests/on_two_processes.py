@@ -20,6 +20,10 @@ CASES = {
     "cca paper data=4": (es.problems.cca(), 2, es.solvers.Paper(**PAPER, independent=False), "data=4"),
     "cca paper feature=4": (es.problems.cca(), 2, es.solvers.Paper(**PAPER), "data=1,feature=4"),
     "pca exact": (es.problems.pca(), 1, "exact", "auto"),
+    "cca exact": (es.problems.cca(), 2, "exact", "auto"),
+    "cca exact feature=4": (es.problems.cca(), 2, "exact", "data=1,feature=4"),
+    "cca exact without a mesh": (es.problems.cca(), 2, "exact", None),
+    "lda exact without a mesh": (es.problems.lda(3), "labels", "exact", None),
     "lda paper": (es.problems.lda(3), "labels", es.solvers.Paper(**PAPER), "auto"),
 }
 

@@ -10,8 +10,9 @@ import pytest
 import eigenstream as es
 import oracles
 from eigenstream.core import krylov, pencil, players
-from eigenstream.core.device_moments import DeviceMoments, wide
+from eigenstream.core.device_moments import DeviceMoments
 from eigenstream.core.moments import Moments, NotFinite
+from eigenstream.core.precision import wide
 
 rng = np.random.default_rng(0)
 LATENT = rng.normal(size=(4000, 12))

@@ -44,6 +44,14 @@ def test_a_mesh_gives_the_same_span_in_float32():
     assert {name: apart for name, apart in far.items() if not apart[1] < 1e-3} == {}
 
 
+@pytest.mark.slow
+def test_exact_sums_on_every_mesh_give_what_one_process_gives():
+    """1, 2, 4 and 8 devices, panels of the sums spread over 2, 4 and 8 of them, and a run resumed on another mesh."""
+    far = on_eight_devices("exact")
+    assert len(far) == 5 * 5 + 1
+    assert {name: apart for name, apart in far.items() if not (apart[0] < 1e-12 and apart[1] < 1e-7)} == {}
+
+
 def test_sharded_features_send_nothing_that_grows_with_them():
     sent = on_eight_devices("collectives")
     few, many = sent["data=1,feature=8"]

@@ -8,8 +8,7 @@ rows of the scatter are sharded over the ``feature`` axis.
 from __future__ import annotations
 
 import re
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -21,28 +20,20 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eigenstream import distributed
-from eigenstream.core.moments import BLOCK_ROWS, Moments, NotFinite, pilot
+from eigenstream.core import transfer
+from eigenstream.core.moments import Moments, NotFinite, pilot, rows_to_read
+from eigenstream.core.precision import compiled, wide
 
 #: Row panels in which one device multiplies the upper triangle.
 PANELS = 8
 #: Rows in a float32 product: few enough for its rounding to stay near that of the rows.
 SHORT = 1024
-#: Numbers in a block: 512 MB of float32.
-BLOCK_NUMBERS = 2**27
-#: Threads that copy rows, pieces of a block that they copy, and blocks under way.
-THREADS, PIECES, AHEAD = 8, 4, 3
+#: Rows that the pilot is taken from.
+PILOT_ROWS = 256
+#: Pieces of a block that threads copy, and blocks under way.
+PIECES, AHEAD = 4, 3
 #: Devices whose float64 products are about as fast as their float32 products.
 FAST_FLOAT64 = re.compile(r"cpu|[PV]100|A30\b|A[18]00|H[128]00|B[12]00|MI\d", re.IGNORECASE)
-
-
-def wide() -> AbstractContextManager[Any]:
-    """A context in which JAX computes in float64; the global setting is left alone."""
-    return jax.enable_x64(True)
-
-
-def block_rows(d: int) -> int:
-    """The number of rows of ``d`` features in a block: a power of two."""
-    return 1 << (max(1024, min(2**17, BLOCK_NUMBERS // d)).bit_length() - 1)
 
 
 class Sums(NamedTuple):
@@ -67,6 +58,8 @@ class DeviceMoments:
         #: Blocks whose copies are under way, and the last block with whether it was finite.
         self._sent: list[tuple[Any, ...]] = []
         self._last: tuple[Any, Any] | None = None
+        #: The merged sums, until more rows come.
+        self._read: Sums | None = None
         shards, features = (1, 1) if mesh is None else (mesh.shape["data"], mesh.shape["feature"])
         shapes = (shards, groups), (shards, groups, d), (shards, -(-d // features) * features, d)
         with wide():
@@ -107,28 +100,30 @@ class DeviceMoments:
         several processes, ``rows`` are this process's part of ``total`` rows, from row ``start`` on.
         """
         parts = rows if isinstance(rows, list) else [rows]
+        self._read = None
         if self._pilot is None:
-            first = np.concatenate([pilot(np.asarray(x[:BLOCK_ROWS], np.float64)) for x in parts])
+            first = np.concatenate([_pilot(x[:PILOT_ROWS]) for x in parts])
             self._pilot = first if self.mesh is None else distributed.gather_all(first)[0]
         if self.mesh is not None:
             self._add_on_mesh(parts, labels, batch, start, total or len(parts[0]))
             return self
-        step = block_rows(self._d)
+        step = rows_to_read(self._d)
         for lo in range(0, len(parts[0]), step):
             block = [x[lo : lo + step] for x in parts]
-            sent = [_send(x, stays) for x in block]
+            sent = [_sent(x) for x in block]
             self._sent.append((sent, None if labels is None else labels[lo : lo + step], len(block[0]), batch))
             if len(self._sent) > AHEAD:
                 self._multiply()
+        while self._sent and not stays:
+            self._multiply()
         return self
 
     def _multiply(self) -> None:
         """Sum the first block whose copies are under way."""
         sent, labels, count, batch = self._sent.pop(0)
-        views = [[piece.result() if isinstance(piece, Future) else piece for piece in pieces] for pieces in sent]
-        rows = sum(len(piece) for piece in views[0])
-        padded = None if labels is None else np.pad(labels, (0, rows - count))
         with wide():
+            views = [arrival() for arrival in sent]
+            padded = None if labels is None else np.pad(labels, (0, len(views[0]) - count))
             self._sums, finite = _add(self._sums, views, padded, count, self._pilot, self.short)
         self._check()
         self._last = finite, batch
@@ -145,7 +140,7 @@ class DeviceMoments:
         present = (np.arange(-(-total // shards) * shards) < total).astype(np.float64)
         place = partial(_place_rows, start=start, n=len(present), sharding=NamedSharding(self.mesh, P("data")))
         with wide():
-            views = [[place(np.asarray(x).reshape(len(x), -1))] for x in parts]
+            views = [place(np.asarray(x).reshape(len(x), -1)) for x in parts]
             labels = None if labels is None else place(labels)
             mask = _place(present, NamedSharding(self.mesh, P("data")))
             self._sums, finite = _mesh_program(self.mesh, self.short)(self._sums, views, labels, mask, self._pilot)
@@ -155,16 +150,16 @@ class DeviceMoments:
             raise NotFinite(batch)
 
     def _total(self) -> Sums:
-        """The merged sums: counts and means on the host, the scatter on the device."""
+        """The merged sums: counts and means on the host, the scatter ``(1, d, d)`` on the device."""
         while self._sent:
             self._multiply()
         self._check()
         self._last = None
-        with wide():
-            if self.mesh is None:
-                return Sums(*(np.asarray(x[0]) for x in self._sums[:2]), self._sums.scatter[0])  # type: ignore[call-arg]
-            counts, means, scatter = _merge(self.mesh)(self._sums)
-            return Sums(np.asarray(counts), np.asarray(means), scatter[: self._d])
+        if self._read is None:
+            with wide():
+                sums = self._sums if self.mesh is None else _merge(self.mesh)(self._sums)
+                self._read = Sums(*(np.asarray(x[0]) for x in sums[:2]), sums.scatter)  # type: ignore[call-arg]
+        return self._read
 
     @property
     def counts(self) -> np.ndarray:
@@ -183,11 +178,12 @@ class DeviceMoments:
 
     def total_scatter(self) -> float:
         with wide():
-            return float(np.asarray(jnp.trace(self._total().scatter)))
+            return float(np.asarray(_trace(self._total().scatter)))
 
     def faded(self, factor: float) -> DeviceMoments:
         while self._sent:
             self._multiply()
+        self._read = None
         with wide():
             self._sums = _fade(self._sums, factor)
         return self
@@ -200,16 +196,19 @@ class DeviceMoments:
         counts, means, on_device = self._total()
         whole = np.zeros((0, 0))
         if scatter:
-            whole = np.asfortranarray(np.triu(_fetched(on_device)))
+            whole = np.asfortranarray(np.triu(_fetched(on_device)[0][: self._d]))
         return Moments(counts, means, whole, np.zeros(self._d) if self._pilot is None else self._pilot)
 
-    def panel(self, start: int, stop: int, divisor: float, about_zero: bool = False) -> jax.Array:
+    def panel(self, start: int, stop: int, divisor: float, about_zero: bool = False) -> Any:
         """Rows ``start`` to ``stop`` of the scatter about the means, or about zero, over ``divisor``."""
-        counts, means, scatter = self._total()
-        moments = Moments(counts, means, np.zeros((0, 0)), np.zeros(self._d) if self._pilot is None else self._pilot)
-        centres = np.sqrt(counts)[:, None] * moments.group_means() if about_zero else np.zeros((1, self._d))
+        if self.mesh is not None and distributed.count() > 1:
+            return self.on_host().panel(start, stop, divisor, about_zero)
+        counts, _, scatter = self._total()
+        means = self.on_host(scatter=False).group_means()
+        centres = np.sqrt(counts)[:, None] * means if about_zero else np.zeros((1, self._d))
         with wide():
-            return _panel(scatter, centres, divisor, start, stop, self.mesh is None)
+            # CPU devices are threads of one process. Two programs at once may deadlock, so wait for this one.
+            return jax.block_until_ready(_panel(scatter, centres, divisor, start, stop, self.mesh is None))
 
 
 def _updated(sums: Sums, x: Any, labels: Any, present: Any, first: Any, short: bool) -> tuple[Sums, Any]:
@@ -231,7 +230,8 @@ def _updated(sums: Sums, x: Any, labels: Any, present: Any, first: Any, short: b
     if short:
         scatter = _with_product(_with_short_products(scatter, z, first), gaps, first)
     else:
-        scatter = _with_product(scatter, jnp.concatenate([z, gaps]), first)
+        # Rows in eights: a product of any other number is slow.
+        scatter = _with_product(scatter, jnp.pad(jnp.concatenate([z, gaps]), ((0, -(len(z) + g) % 8), (0, 0))), first)
     return Sums(total, means + share * (mean - means), scatter), finite
 
 
@@ -262,13 +262,12 @@ def _with_short_products(scatter: Any, z: Any, first: Any) -> Any:
     return jax.lax.scan(add, scatter, rows)[0]
 
 
-def _side_by_side(views: list[list[Any]], point: Any) -> Any:
-    """The pieces of each view below each other, the views side by side, in float64 minus the pilot."""
-    columns = [jnp.concatenate([piece.reshape(len(piece), -1) for piece in pieces]) for pieces in views]
-    return jnp.concatenate([x.astype(jnp.float64) for x in columns], axis=1) - point
+def _side_by_side(views: list[Any], point: Any) -> Any:
+    """The views side by side, in float64 minus the pilot."""
+    return jnp.concatenate([x.reshape(len(x), -1).astype(jnp.float64) for x in views], axis=1) - point
 
 
-@partial(jax.jit, static_argnames="short", donate_argnums=0)
+@partial(compiled, static_argnames="short", donate_argnums=0)
 def _add(sums: Sums, views: Any, labels: Any, count: Any, point: Any, short: bool) -> tuple[Sums, Any]:
     x = _side_by_side(views, point)
     present = (jnp.arange(len(x)) < count).astype(x.dtype)
@@ -295,7 +294,7 @@ def _mesh_program(mesh: Mesh, short: bool) -> Any:
         run = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=(_SPECS, P()), check_vma=False)
         return run(sums, views, labels, present, point)
 
-    return jax.jit(program, donate_argnums=0)
+    return compiled(program, donate_argnums=0)
 
 
 @cache
@@ -309,48 +308,48 @@ def _merge(mesh: Mesh) -> Any:
         gaps = (jnp.sqrt(sums.counts)[:, :, None] * (sums.means - means)).reshape(-1, sums.means.shape[-1])
         scatter = sums.scatter.sum(0)
         rows = jnp.pad(gaps, ((0, 0), (0, len(scatter) - gaps.shape[1])))
-        return Sums(counts, means, scatter + rows.T @ gaps)
+        return Sums(counts[None], means[None], (scatter + rows.T @ gaps)[None])
 
-    specs = Sums(P(), P(), P("feature"))
-    return jax.jit(program, out_shardings=Sums(*(NamedSharding(mesh, spec) for spec in specs)))
+    specs = Sums(P(), P(), P(None, "feature"))
+    return compiled(program, out_shardings=Sums(*(NamedSharding(mesh, spec) for spec in specs)))
 
 
-@partial(jax.jit, donate_argnums=0)
+@partial(compiled, donate_argnums=0)
 def _fade(sums: Sums, factor: Any) -> Sums:
     return sums._replace(counts=factor * sums.counts, scatter=factor * sums.scatter)
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5))
+@compiled
+def _trace(scatter: Any) -> Any:
+    return jnp.trace(scatter[0])
+
+
+@partial(compiled, static_argnums=(3, 4, 5))
 def _panel(scatter: Any, centres: Any, divisor: Any, start: int, stop: int, mirror: bool) -> Any:
-    rows = scatter[start:stop]
+    rows = scatter[0, start:stop]
     if mirror:
-        panel = np.arange(len(scatter)) // -(-len(scatter) // PANELS)
-        rows = jnp.where(panel[start:stop, None] <= panel, rows, scatter[:, start:stop].T)
+        panel = np.arange(len(scatter[0])) // -(-len(scatter[0]) // PANELS)
+        rows = jnp.where(panel[start:stop, None] <= panel, rows, scatter[0, :, start:stop].T)
     return (rows + centres[:, start:stop].T @ centres) / divisor
 
 
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="eigenstream-copy")
+def _pilot(rows: Any) -> np.ndarray:
+    return pilot(np.asarray(rows, np.float64).reshape(len(rows), -1))
 
 
-def _send(x: Any, stays: bool) -> list[Any]:
-    """Pieces of rows on their way to the device; the last are filled up with rows of zeros, so that shapes are few."""
+def _sent(x: Any) -> Callable[[], jax.Array]:
+    """Rows on their way to the device, with rows of zeros at the end, so that shapes are few."""
     if isinstance(x, jax.Array):
-        return [x]
+        return lambda: x
     unit = 1 << max(6, (len(x) - 1).bit_length() - 3)
     size = -(-len(x) // unit) * unit // PIECES
 
-    def put(lo: int) -> jax.Array:
-        piece = x[lo : lo + size]
-        if len(piece) < size:
-            piece = np.concatenate([piece, np.zeros((size - len(piece), *x.shape[1:]), x.dtype)])
-        # The setting of float64 belongs to a thread.
-        with wide():
-            return jax.device_put(piece, may_alias=False).block_until_ready()
+    def piece(lo: int) -> np.ndarray:
+        rows = x[lo : lo + size]
+        return np.concatenate([rows, np.zeros((size - len(rows), *x.shape[1:]), x.dtype)]) if len(rows) < size else rows
 
-    pieces = [_pool().submit(put, lo) for lo in range(0, size * PIECES, size)]
-    return pieces if stays else [piece.result() for piece in pieces]
+    with wide():
+        return transfer.send([partial(piece, lo) for lo in range(0, size * PIECES, size)])
 
 
 def _zeros(shape: tuple[int, ...], mesh: Mesh | None, spec: P) -> jax.Array:

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eigenstream.core.precision import compiled
+
 #: Vectors in a block beyond those asked for. A block of at least k finds eigenvalues of any multiplicity.
 EXTRA = 8
 #: Blocks in a full basis, and those kept at a restart.
@@ -89,8 +91,8 @@ def _put(X: Any, columns: Any, at: Any) -> Any:
     return jax.lax.dynamic_update_slice(X, columns, (0, at))
 
 
-_expand_on_device = partial(jax.jit, donate_argnums=(1, 2))(_expand)
-_restart_on_device = partial(jax.jit, static_argnums=3, donate_argnums=(0, 1))(_restart)
+_expand_on_device = partial(compiled, donate_argnums=(1, 2))(_expand)
+_restart_on_device = partial(compiled, static_argnums=3, donate_argnums=(0, 1))(_restart)
 
 
 def largest(operator: Callable[[Any], Any], d: int, k: int, on_host: bool) -> Leading:

@@ -26,6 +26,9 @@ from eigenstream.core.types import Tree
 BLOCK_ROWS = 4096
 #: Numbers in a block: 64 MB of float64, enough for a matrix product at full speed.
 BLOCK_NUMBERS = 2**23
+#: Numbers that are read at once, 128 MB of float32, and the fewest and most rows. Fewer rows would leave a device
+#: little to multiply, more rows nothing to copy meanwhile.
+READ_NUMBERS, FEWEST, MOST = 2**25, 2**12, 2**15
 #: Rows of a matrix that are mirrored at once.
 MIRRORED = 512
 
@@ -33,6 +36,11 @@ MIRRORED = 512
 def block_rows(d: int) -> int:
     """The number of rows of ``d`` features in a block."""
     return max(BLOCK_ROWS, min(2**15, BLOCK_NUMBERS // d))
+
+
+def rows_to_read(d: int) -> int:
+    """The number of rows of ``d`` features to read at once, a power of two, wherever they are summed."""
+    return 1 << (max(FEWEST, min(MOST, READ_NUMBERS // d)).bit_length() - 1)
 
 
 def blocks(parts: list[Any], labels: np.ndarray | None = None) -> Iterator[tuple[list[Any], np.ndarray | None]]:

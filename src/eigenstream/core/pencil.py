@@ -18,10 +18,13 @@ import numpy as np
 import scipy.linalg
 
 from eigenstream.core import krylov
+from eigenstream.core.precision import compiled
 from eigenstream.core.ritz import leading
 
 #: A residual of the iteration above this asks for a decomposition, up to these dimensions on the host and on a device.
 ROUGH, HOST_LIMIT, DEVICE_LIMIT = 1e-8, 5000, 12000
+#: Triangles up to this size are inverted by a solve.
+TRIANGLE = 2048
 #: Up to this dimension a device decomposes as fast as it iterates.
 DEVICE_SMALL = 2048
 
@@ -75,7 +78,7 @@ class Reduced:
 def solve(
     times: Callable[[Any, Any], Any],
     operands: Any,
-    B: list[Any] | None,
+    B: list[Callable[[], Any]] | None,
     sizes: list[int],
     k: int,
     which: str,
@@ -91,9 +94,11 @@ def solve(
     count = min(k, rank)
     if not rank:
         return Solved(np.zeros(0), np.zeros((sum(sizes), 0)), ranks, "none")
-    host = isinstance(jax.tree.leaves((operands, T))[0], np.ndarray)
+    first = jax.tree.leaves((operands, T))[0]
+    host = isinstance(first, np.ndarray)
+    small = not host and rank <= DEVICE_SMALL and len(first.devices()) == 1
     reduced = Reduced(operands, T, times, -1 if which == "smallest" else 1)
-    if which != "magnitude" and krylov.fits(rank, count) and (host or rank > DEVICE_SMALL):
+    if which != "magnitude" and krylov.fits(rank, count) and not small:
         found = krylov.largest(reduced, rank, count, host)
         if found.residual <= ROUGH or rank > (HOST_LIMIT if host else DEVICE_LIMIT):
             lam = reduced.sign * np.asarray(found.values)
@@ -109,68 +114,75 @@ def solve(
     return Solved(lam[order], reduced.lifted(R[:, order]), ranks, "eigh")
 
 
-def _whitened(B: list[Any], cutoff: float) -> tuple[list[Any], list[int]]:
+def _whitened(B: list[Callable[[], Any]], cutoff: float) -> tuple[list[Any], list[int]]:
     """For each block ``T`` of full column rank with ``Tᵀ B T = I`` and ``B T Tᵀ B = B``, and the ranks."""
-    scales = [np.sqrt(np.maximum(np.asarray(block.diagonal()), 0)) for block in B]
-    least = np.finfo(np.float64).eps * max(scale.max(initial=0.0) for scale in scales)
     factors = []
-    for i, scale in enumerate(scales):
-        alive = scale > least
-        inverse = np.where(alive, 1 / np.where(alive, scale, 1), 0)
-        # Not bound to a name: blocks are freed as they are factored.
-        unit, B[i] = _unit(B[i], inverse), None
-        factors.append(_by_cholesky(unit, inverse, alive, cutoff) or _by_eigh(unit, inverse, cutoff))
-    return [T for T, _ in factors], [rank for _, rank in factors]
+    for block in B:
+        T = _by_cholesky(block(), cutoff)
+        factors.append(_by_eigh(block(), cutoff) if T is None else T)
+    return factors, [T.shape[1] for T in factors]
 
 
-def _by_cholesky(unit: Any, inverse: np.ndarray, alive: np.ndarray, cutoff: float) -> tuple[Any, int] | None:
-    """By the inverse Cholesky factor ``M``; None unless the block is certain to have full rank."""
-    if isinstance(unit, np.ndarray):
+def _scale(block: Any) -> np.ndarray:
+    """Factors that give the block a unit diagonal; 0 for constant features."""
+    scale = np.sqrt(np.maximum(np.asarray(block.diagonal()), 0))
+    alive = scale > np.finfo(np.float64).eps * scale.max(initial=0.0)
+    return np.where(alive, 1 / np.where(alive, scale, 1), 0)
+
+
+def _by_cholesky(block: Any, cutoff: float) -> Any:
+    """By the inverse of a Cholesky factor; None unless the block is certain to have full rank."""
+    factors = _scale(block)
+    if isinstance(block, np.ndarray):
         try:
-            L = scipy.linalg.cholesky(unit, lower=True, check_finite=False)
+            T, bound = _inverse_factor(block, factors)
         except scipy.linalg.LinAlgError:
             return None
+    else:
+        T, bound = _inverse_factor_on_device(block, factors)
+    if not float(bound) * cutoff < 1:
+        return None
+    return T if factors.all() else T[:, factors > 0]
+
+
+def _inverse_factor(block: Any, factors: Any) -> tuple[Any, Any]:
+    """``T = D L⁻ᵀ`` for ``D B D = L Lᵀ``, and a bound on the condition of ``D B D``.
+
+    A constant feature has a row of zeros and gets a diagonal of 1.
+    """
+    xp: Any = np if isinstance(block, np.ndarray) else jnp
+    unit = factors[:, None] * block * factors + xp.diag(xp.where(factors > 0, 0.0, 1.0))
+    # 1/λ_min is at most tr(unit⁻¹) = ‖L⁻¹‖², and λ_max the largest row sum.
+    largest = xp.abs(unit).sum(1).max()
+    if xp is np:
+        L = scipy.linalg.cholesky(unit, lower=True, overwrite_a=True, check_finite=False)
         M = scipy.linalg.lapack.dtrtri(L, lower=1, overwrite_c=1)[0]
     else:
-        M = _inverse_factor(unit)
-    # 1/λ_min ≤ tr(B⁻¹) = ‖M‖², and λ_max is at most the largest row sum.
-    largest = float(abs(unit).sum(1).max())
-    if not float((M * M).sum()) * cutoff * largest < 1:
-        return None
-    T = (M * inverse).T
-    return T if alive.all() else T[:, alive], int(alive.sum())
+        M = _inverse(jax.lax.linalg.cholesky(unit, symmetrize_input=False))
+    return (M * factors).T, largest * (M * M).sum()
 
 
-def _by_eigh(unit: Any, inverse: np.ndarray, cutoff: float) -> tuple[Any, int]:
+_inverse_factor_on_device = compiled(_inverse_factor)
+
+
+def _inverse(L: jax.Array) -> jax.Array:
+    """The inverse of a lower triangle, by halves: a device multiplies faster than it solves."""
+    n = len(L)
+    if n <= TRIANGLE:
+        return jax.lax.linalg.triangular_solve(L, jnp.eye(n), left_side=True, lower=True)
+    h = n // 2
+    A, C = _inverse(L[:h, :h]), _inverse(L[h:, h:])
+    return jnp.block([[A, jnp.zeros((h, n - h))], [-C @ (L[h:, :h] @ A), C]])
+
+
+def _by_eigh(block: Any, cutoff: float) -> Any:
     """By the eigenvectors of the block, without those of eigenvalue 0."""
-    dead = inverse == 0
-    sigma, U = np.linalg.eigh(unit) if isinstance(unit, np.ndarray) else jnp.linalg.eigh(unit)
-    values = np.array(sigma)
-    # A constant feature is an eigenvector of its own, of eigenvalue 1.
-    constant = np.asarray((U * U * dead[:, None]).sum(0)) > 0.5
-    keep = (values > cutoff * max(values[-1], 0)) & ~constant
-    T = inverse[:, None] * U[:, keep] / np.sqrt(values[keep])
-    return T, int(keep.sum())
-
-
-def _unit(block: Any, inverse: np.ndarray) -> Any:
-    """The block scaled to unit diagonal. Constant features get a diagonal of 1, to be left out later."""
-    if isinstance(block, np.ndarray):
-        out = inverse[:, None] * block * inverse
-        out[np.diag_indices(len(out))] = 1
-        return out
-    return _unit_on_device(block, inverse)
-
-
-@jax.jit
-def _unit_on_device(block: jax.Array, inverse: jax.Array) -> jax.Array:
-    return jnp.fill_diagonal(inverse[:, None] * block * inverse, 1.0, inplace=False)
-
-
-@jax.jit
-def _inverse_factor(unit: jax.Array) -> jax.Array:
-    L = jax.lax.linalg.cholesky(unit, symmetrize_input=False)
-    return jax.lax.linalg.triangular_solve(L, jnp.eye(len(unit)), left_side=True, lower=True)
+    factors = _scale(block)
+    unit = factors[:, None] * block * factors
+    sigma, U = np.linalg.eigh(unit) if isinstance(block, np.ndarray) else jnp.linalg.eigh(unit)
+    values = np.asarray(sigma)
+    keep = values > cutoff * max(values[-1], 0)
+    return factors[:, None] * U[:, keep] / np.sqrt(values[keep])
 
 
 def _cut(X: Any, sizes: list[int]) -> list[Any]:

@@ -8,6 +8,7 @@ On a processor with one kind of product, ``"tf32"`` equals ``"float32"``.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,3 +38,13 @@ def matmul(a: Any, b: Any) -> Any:
 
 def _rounds() -> bool:
     return jax.config.jax_default_matmul_precision == "bfloat16"  # type: ignore[attr-defined]
+
+
+#: `jax.jit` for programs in float64. XLA would compile and time kernels of its own for every product, for a minute or
+#: two; those of the vendor's library are as fast.
+compiled = partial(jax.jit, compiler_options={"xla_gpu_enable_triton_gemm": False})
+
+
+def wide() -> AbstractContextManager[Any]:
+    """A context in which JAX computes in float64; the global setting is left alone."""
+    return jax.enable_x64(True)

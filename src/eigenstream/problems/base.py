@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Self, cast
 
 import jax
@@ -252,6 +253,6 @@ class Problem:
         """The argument of `products` in place of rows."""
         return statistics.covariance_view()
 
-    def metric(self, x: Tree) -> list[Any] | None:
-        """The diagonal blocks of ``B``, from statistics in place of rows; None if ``B`` is the identity and a ridge."""
-        return None if self.orthonormal else [views.second_moment(view, self.ridge) for view in self.blocks(x)]
+    def metric(self, x: Tree) -> list[Callable[[], Any]] | None:
+        """Functions that give ``B``'s diagonal blocks, from statistics; None if ``B`` is the identity and a ridge."""
+        return None if self.orthonormal else [partial(views.second_moment, v, self.ridge) for v in self.blocks(x)]

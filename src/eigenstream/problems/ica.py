@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -75,8 +76,8 @@ class ICA(Problem):
         gaussian = players.add(players.scale(views.trace(x.first), CV), players.scale(2.0, CCV))
         return Products(players.subtract(fourth, gaussian), views.ridged(x.second, V, CV, self.ridge))
 
-    def metric(self, x: Fourth) -> list[Any]:
-        return [views.second_moment(x.second, self.ridge)]
+    def metric(self, x: Fourth) -> list[Callable[[], Any]]:
+        return [partial(views.second_moment, x.second, self.ridge)]
 
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
         template = self.template(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -134,8 +135,8 @@ class LDA(Problem):
         within = views.covariance_view(partial(moments.panel, divisor=moments.n), template)
         return Scatters(within, between_rows(moments.counts, players.from_matrix(moments.means.T, template)))
 
-    def metric(self, x: Scatters) -> list[Any]:
-        return [views.second_moment(x.within, self.ridge)]
+    def metric(self, x: Scatters) -> list[Callable[[], Any]]:
+        return [partial(views.second_moment, x.within, self.ridge)]
 
 
 def between_rows(counts: Any, means: Tree) -> Tree:

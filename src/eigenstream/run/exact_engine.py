@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from eigenstream import distributed
-from eigenstream.core import device_moments, host_batches, moments, players, views
+from eigenstream.core import host_batches, players, views
 from eigenstream.core.device_moments import AHEAD, DeviceMoments
-from eigenstream.core.moments import Summary
+from eigenstream.core.moments import Summary, rows_to_read
 from eigenstream.core.types import Tree
 from eigenstream.run.engine import Ending, Engine, Setup, Stop, check_enough_rows, like_fresh
 from eigenstream.run.result import Status
@@ -42,7 +42,7 @@ class ExactEngine(Engine):
         self.passes = 1
         sums = getattr(self.state.statistics, "moments", None)
         self._on_device = isinstance(sums, DeviceMoments)
-        self.block_rows = (device_moments if self._on_device else moments).block_rows(self._d)
+        self.block_rows = rows_to_read(self._d)
         self._blocks = Blocks(self.block_rows, valid=AHEAD + 2) if self._on_device else Blocks()
         several = distributed.count() > 1 and sums is not None
         #: Whether processes take part in one program, or else whether each sums its own rows.

@@ -13,9 +13,9 @@ import numpy as np
 import scipy.sparse
 
 from eigenstream.core import host_batches, players, ritz, views
-from eigenstream.core.device_moments import wide
 from eigenstream.core.moments import NotFinite
 from eigenstream.core.pencil import Solved, solve
+from eigenstream.core.precision import wide
 from eigenstream.core.ritz import fix_signs
 from eigenstream.core.types import Tree
 from eigenstream.metrics import residuals
@@ -134,6 +134,9 @@ class Exact:
         self, problem: Problem, state: ExactState, operands: Tree, which: str, n: int
     ) -> tuple[Solved, np.ndarray]:
         sizes, d = view_sizes(state.template), players.size(state.template)
+        if jax.default_backend() != "cpu" and d >= DEVICE_FEATURES:
+            # Some sums are taken on the host. They are solved on the device as well.
+            operands = jax.tree.map(jnp.asarray, operands)
         # LAPACK's rounding, and that of the rows: a column dependent to relative error ε leaves a variance of ε².
         cutoff = max(d * np.finfo(np.float64).eps, (ROUNDED * state.epsilon) ** 2)
         sums = [leaf for leaf in views.leaves(operands) if isinstance(leaf, views.Covariance)]
