@@ -134,8 +134,8 @@ def page(found: dict[str, Any]) -> str:
             for name in rows
         ),
         "",
-        f"CIFAR-10 halves, 50,000 × (1,536 + 1,536), k = {K}, 3 runs: `eigenstream.CCA().fit` takes {fit:.1f} s, a bare "
-        f"float64 `syrk` of the same rows {bare:.1f} s: {fit / bare:.2f} times.",
+        f"CIFAR-10 halves, 50,000 × (1,536 + 1,536), k = {K}, 3 runs: `eigenstream.CCA().fit` takes {fit:.1f} s, a "
+        f"bare float64 `syrk` of the same rows {bare:.1f} s: {fit / bare:.2f} times.",
         "",
         f"{n:,} × ({d:,} + {d:,}), 64 planted correlations, k = {k}: {sums:.1f} s for the sums, {large['solve']:.1f} "
         f"s for the solution (residual {large['residual']:.0e}); the peak of memory beyond the rows is that of "

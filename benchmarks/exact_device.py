@@ -105,28 +105,26 @@ def plain(X, Y, k, iterations=60):
         }
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def planted(n, d, key, W, rho):
-    """Two views of condition 10³ with correlations rho along random whitened directions."""
-    part = partial(jax.random.fold_in, key)
-    shared = jax.random.normal(part(9), (n, len(rho)), jnp.float32)
-    views = []
-    for v in range(2):
-        noise = jax.random.normal(part(v), (n, d), jnp.float32)
-        own = jax.random.normal(part(4 + v), shared.shape, jnp.float32)
-        wanted = jnp.sqrt(rho) * shared + jnp.sqrt(1 - rho) * own
-        views.append((noise + (wanted - noise @ W[v]) @ W[v].T) * jnp.logspace(0, -1.5, d, dtype=jnp.float32))
-    return views
-
-
 def rows(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
-    W = [jnp.linalg.qr(jax.random.normal(jax.random.key(v), (d, 64), jnp.float32))[0] for v in range(2)]
-    X, Y = (np.empty((n, d), np.float32) for _ in range(2))
-    step = min(n, 10_000)
-    for lo in range(0, n, step):
-        rho = jnp.linspace(0.95, 0.1, 64, dtype=jnp.float32)
-        X[lo : lo + step], Y[lo : lo + step] = planted(step, d, jax.random.key(lo + 7), W, rho)
-    return X, Y
+    """Two views of condition 10³ with 64 correlations along random whitened directions."""
+    rho = np.linspace(0.95, 0.1, 64, dtype=np.float32)
+    W = [np.linalg.qr(np.random.default_rng(v).standard_normal((d, 64)))[0].astype(np.float32) for v in range(2)]
+    deviations = np.logspace(0, -1.5, d, dtype=np.float32)
+    views = tuple(np.empty((n, d), np.float32) for _ in range(2))
+
+    def fill(lo: int) -> None:
+        rng, b = np.random.default_rng(lo + 7), min(1000, n - lo)
+        shared = rng.standard_normal((b, 64), np.float32)
+        for view, w in zip(views, W, strict=True):
+            part = view[lo : lo + b]
+            rng.standard_normal(dtype=np.float32, out=part)
+            wanted = np.sqrt(rho) * shared + np.sqrt(1 - rho) * rng.standard_normal((b, 64), np.float32)
+            part += (wanted - part @ w) @ w.T
+            part *= deviations
+
+    with cf.ThreadPoolExecutor() as pool:
+        list(pool.map(fill, range(0, n, 1000)))
+    return views
 
 
 def timed(f: Any, repeats: int = 3) -> tuple[float, Any]:
@@ -205,13 +203,19 @@ def principal(n: int, d: int, k: int = 16) -> dict[str, Any]:
     """PCA where the sums do not fit, beside torch.pca_lowrank with its copy, and bare copies."""
     import torch
 
-    W = np.random.default_rng(0).normal(size=(64, d)).astype(np.float32)
+    maps = (
+        np.random.default_rng(0).standard_normal((64, d), np.float32)
+        * np.geomspace(1, 0.1, 64, dtype=np.float32)[:, None]
+    )
     X = np.empty((n, d), np.float32)
-    for lo in range(0, n, 2000):
-        rng = np.random.default_rng(lo + 1)
-        b = min(2000, n - lo)
-        X[lo : lo + b] = rng.normal(size=(b, 64)).astype(np.float32) * np.geomspace(1, 0.1, 64, dtype=np.float32) @ W
-        X[lo : lo + b] += rng.standard_normal((b, d), np.float32)
+
+    def fill(lo: int) -> None:
+        rng, part = np.random.default_rng(lo), X[lo : lo + 500]
+        rng.standard_normal(dtype=np.float32, out=part)
+        part += rng.standard_normal((len(part), 64), np.float32) @ maps
+
+    with cf.ThreadPoolExecutor() as pool:
+        list(pool.map(fill, range(0, n, 500)))
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def lowrank() -> np.ndarray:

@@ -137,6 +137,10 @@ def test_two_processes_play_one_accelerated_game(solved):
 def test_one_process_resumes_a_run_of_two(solved):
     resumed, alone = np.load(solved / "resumed.npy")
     np.testing.assert_allclose(resumed, alone, rtol=1e-7, atol=1e-8)
+    for name in ("mesh", "apart"):
+        assert list((solved / name / "checkpoints").glob("[0-9]*"))
+        resumed, alone = np.load(solved / f"exact_{name}.npy")
+        np.testing.assert_allclose(resumed, alone, rtol=1e-9, atol=1e-10)
 
 
 @slow
@@ -172,7 +176,7 @@ def test_a_lost_process_is_named_and_the_job_resumes(tmp_path, victim):
 @slow
 def test_the_commands_of_the_page_run(tmp_path):
     page = (Path(__file__).parent.parent / "docs" / "many_hosts.md").read_text()
-    make, first, second, resume = re.findall(r"```sh\n(.*?)```", page, re.S)
+    make, first, second, resume, *_ = re.findall(r"```sh\n(.*?)```", page, re.S)
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "eigenstream"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from eigenstream.cli import main; main()" "$@"\n')

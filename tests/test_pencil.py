@@ -59,7 +59,7 @@ def solved(problem, batches, k, where, which="largest"):
     state = summed(problem, batches, k, where)
     if where != "host" and hasattr(state.statistics, "moments"):
         assert isinstance(state.statistics.moments, DeviceMoments)
-    found, V, info = es.solvers.Exact().solve(problem, state, which, 4000)
+    found, V, info, _ = es.solvers.Exact().solve(problem, state, which, 4000)
     return found.eigenvalues, players.to_matrix(V), info.residuals, found.ranks
 
 

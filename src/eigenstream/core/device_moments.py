@@ -328,7 +328,8 @@ def _trace(scatter: Any) -> Any:
 def _panel(scatter: Any, centres: Any, divisor: Any, start: int, stop: int, mirror: bool) -> Any:
     rows = scatter[0, start:stop]
     if mirror:
-        panel = np.arange(len(scatter[0])) // -(-len(scatter[0]) // PANELS)
+        # Traced, or a d×d mask would be a constant of the program.
+        panel = jnp.arange(len(scatter[0])) // -(-len(scatter[0]) // PANELS)
         rows = jnp.where(panel[start:stop, None] <= panel, rows, scatter[0, :, start:stop].T)
     return (rows + centres[:, start:stop].T @ centres) / divisor
 

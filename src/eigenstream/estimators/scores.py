@@ -53,7 +53,7 @@ def measure(estimator: Any, result: Result, again: Iterable[Tree]) -> Measured:
     W = [flat(view) for view in result.eigenvectors]
     means = [flat(view)[:, 0] for view in result.summary.means]
     means = means if estimator.center else [np.zeros_like(mean) for mean in means]
-    crossed = estimator._run.engine.cross_covariances(result.eigenvectors)
+    crossed = estimator._run.engine.cross_covariances()
     if crossed is not None:
         return _from_covariances(crossed, W, means)
     return _from_rows(again, W, means, int(bool(estimator.center)))

@@ -143,8 +143,8 @@ class Engine(Protocol):
         """Eigenvalues and residual so far, if they are known."""
         return {}
 
-    def cross_covariances(self, V: Tree) -> list[np.ndarray] | None:
-        """For each view the covariance ``(d, k)`` of all features with its scores; None if it was not summed."""
+    def cross_covariances(self) -> list[np.ndarray] | None:
+        """For each view the covariance ``(d, k)`` of all features with its last scores; None if it was not summed."""
         return None
 
 

@@ -52,6 +52,7 @@ class ExactEngine(Engine):
             self.share = distributed.share
         elif self._together and self.placement.shares_rows:
             self.share = self.placement.share
+        self._crossed: list[np.ndarray] | None = None
         #: The sums of all processes, until more rows come.
         self._whole: Any = None
 
@@ -148,7 +149,7 @@ class ExactEngine(Engine):
         # Faded sums have lost the number of rows.
         n = n_rows if summary is None or self.solver.half_life is not None else int(summary.counts.sum())
         check_enough_rows(n, self.fewest_rows, self.problem, self.state.k)
-        solved, V, info = self.solver.solve(self.problem, state, self.which, n)
+        solved, V, info, self._crossed = self.solver.solve(self.problem, state, self.which, n)
         message = info.message
         if n:
             message += f" from {n} rows in {self.passes} pass{'es' * (self.passes > 1)}"
@@ -164,8 +165,8 @@ class ExactEngine(Engine):
     def summary(self) -> Summary | None:
         return self._statistics().summary()
 
-    def cross_covariances(self, V: Tree) -> list[np.ndarray] | None:
-        return self.solver.cross_covariances(self._statistics(), V)
+    def cross_covariances(self) -> list[np.ndarray] | None:
+        return self._crossed
 
 
 @contextmanager

@@ -104,16 +104,13 @@ class Exact:
         again = state.statistics.again()
         return None if again is None else state._replace(statistics=again)
 
-    def cross_covariances(self, statistics: Any, V: Tree) -> list[np.ndarray] | None:
-        """For each view the covariance ``(d, k)`` of all features with its scores; None if other sums were taken."""
-        if not hasattr(statistics, "covariance_view"):
-            return None
-        with wide():
-            pairs = zip(statistics.covariance_view(), V, strict=True)
-            return [np.asarray(views.project(view, v)).T for view, v in pairs]
+    def solve(
+        self, problem: Problem, state: ExactState, which: str, n: int
+    ) -> tuple[Solved, Tree, EighInfo, list[np.ndarray] | None]:
+        """Solve the sums of ``n`` rows: dense vectors, players with fixed signs, and how they were found.
 
-    def solve(self, problem: Problem, state: ExactState, which: str, n: int) -> tuple[Solved, Tree, EighInfo]:
-        """Solve the sums of ``n`` rows: dense vectors, players with fixed signs, and how they were found."""
+        Of problems of several views also, for each view, the covariance ``(d, k)`` of all features with its scores.
+        """
         with report_not_finite():
             operands = state.statistics.operands()
         if isinstance(operands, Operands):
@@ -128,7 +125,12 @@ class Exact:
             if not solved.converged:
                 message = f"the eigenvalues are too close: the iteration ended with a residual of {solved.residual:.1g}"
         info = EighInfo(solved.method, rest, solved.converged, message)
-        return solved, fix_signs(players.from_matrix(np.asarray(solved.vectors), state.template)), info
+        V = fix_signs(players.from_matrix(np.asarray(solved.vectors), state.template))
+        crossed = None
+        if type(operands) is tuple:
+            with wide():
+                crossed = [np.asarray(views.project(x, v)).T for x, v in zip(operands, V, strict=True)]
+        return solved, V, info, crossed
 
     def _from_moments(
         self, problem: Problem, state: ExactState, operands: Tree, which: str, n: int
