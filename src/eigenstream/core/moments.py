@@ -22,10 +22,11 @@ import scipy.sparse
 from eigenstream.core import players
 from eigenstream.core.types import Tree
 
-#: The fewest rows in a block.
+#: Rows that small batches are joined to.
 BLOCK_ROWS = 4096
-#: Numbers in a block: 64 MB of float64, enough for a matrix product at full speed.
-BLOCK_NUMBERS = 2**23
+#: Numbers in a block, 16 MB of float64, and its fewest rows: enough for a matrix product at full speed, and few enough
+#: for the processor's cache.
+BLOCK_NUMBERS, LEAST_ROWS = 2**21, 2048
 #: Numbers that are read at once, 128 MB of float32, and the fewest and most rows. Fewer rows would leave a device
 #: little to multiply, more rows nothing to copy meanwhile.
 READ_NUMBERS, FEWEST, MOST = 2**25, 2**12, 2**15
@@ -35,7 +36,7 @@ MIRRORED = 512
 
 def block_rows(d: int) -> int:
     """The number of rows of ``d`` features in a block."""
-    return max(BLOCK_ROWS, min(2**15, BLOCK_NUMBERS // d))
+    return max(LEAST_ROWS, min(MOST, BLOCK_NUMBERS // d))
 
 
 def rows_to_read(d: int) -> int:
@@ -181,8 +182,12 @@ def means_of_groups(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.n
     """Counts ``(g,)`` and means ``(g, d)`` of the groups."""
     if group is None:
         counts = np.array([x.shape[0]], np.float64)
-        # A product, because NumPy's sum in another dtype is slow.
-        sums = np.asarray(_ones(x.shape[0], x.dtype) @ x).astype(np.float64)
+        if x.dtype == np.float64:
+            # No product: NumPy and SciPy have threads of their own for these, which would wait for one another.
+            sums = np.asarray(x.sum(0)).reshape(1, -1)
+        else:
+            # A product, because NumPy's sum in another dtype is slow.
+            sums = np.asarray(_ones(x.shape[0], x.dtype) @ x).astype(np.float64)
     else:
         n = len(group)
         counts = np.bincount(group, minlength=groups).astype(np.float64)

@@ -348,9 +348,15 @@ def covariance_view(rows: Callable[[int, int], Any], template: Tree) -> Tree:
 
 def second_moment(x: Tree, ridge: float) -> Any:
     """The matrix of a view of `Covariance` leaves, with the ridge added to its diagonal."""
-    parts = leaves(x)
-    view = slice(parts[0].span.start, parts[-1].span.stop)
-    panels = [leaf.panel[:, view] for leaf in parts]
-    xp = np if isinstance(panels[0], np.ndarray) else jnp
-    C = xp.concatenate(panels) if len(panels) > 1 else panels[0]
+    C = cross_moment(x, x)
+    xp = np if isinstance(C, np.ndarray) else jnp
     return C + ridge * C.trace() / len(C) * xp.eye(len(C)) if ridge else C
+
+
+def cross_moment(x: Tree, y: Tree) -> Any:
+    """The second moments of the features of one view with those of another, both of `Covariance` leaves."""
+    columns = slice(leaves(y)[0].span.start, leaves(y)[-1].span.stop)
+    panels = [leaf.panel[:, columns] for leaf in leaves(x)]
+    if len(panels) == 1:
+        return panels[0]
+    return np.concatenate(panels) if isinstance(panels[0], np.ndarray) else jnp.concatenate(panels)

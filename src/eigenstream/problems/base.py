@@ -256,3 +256,7 @@ class Problem:
     def metric(self, x: Tree) -> list[Callable[[], Any]] | None:
         """Functions that give ``B``'s diagonal blocks, from statistics; None if ``B`` is the identity and a ridge."""
         return None if self.orthonormal else [partial(views.second_moment, v, self.ridge) for v in self.blocks(x)]
+
+    def between(self, x: Tree) -> Any:
+        """``C`` if ``A = [[0, C], [Cᵀ, 0]]``, from statistics in place of rows; else None."""
+        return None

@@ -78,6 +78,9 @@ class CCA(Problem):
             None if self.ridge else _factors(x, scores, [s / 2 for s in scores]),
         )
 
+    def between(self, x: Tree) -> Any:
+        return views.cross_moment(*x) if len(x) == 2 else None
+
     def blocks(self, V: Tree) -> tuple[Tree, ...]:
         return tuple(V)
 
@@ -118,6 +121,9 @@ class PLS(Problem):
     def products(self, x: Tree, V: Tree) -> Products:
         both = CCA.products(CCA(2), x, V)
         return replace(both, BV=players.ridged(V, V, self.ridge, 1.0), in_B=None)
+
+    def between(self, x: Tree) -> Any:
+        return views.cross_moment(*x)
 
     def most_components(self, sizes: list[int]) -> int:
         return most_of_views(sizes)

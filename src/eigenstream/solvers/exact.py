@@ -146,7 +146,8 @@ class Exact:
             raise ValueError("the sums are not finite: the rows hold numbers too large to square")
         times = Times(problem, state.template)
         k = problem.most_components(sizes) if state.k is None else state.k
-        solved = solve(times, operands, problem.metric(operands), sizes, k, which, cutoff)
+        B, C = problem.metric(operands), problem.between(operands)
+        solved = solve(times, operands, B, C, sizes, k, which, cutoff)
         if problem.orthonormal:
             # B is 1 + ridge times the identity.
             solved = solved.scaled(1 + problem.ridge)
