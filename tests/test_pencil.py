@@ -1,6 +1,8 @@
 """The exact solution of a pencil on the host and on a device: against LAPACK, for every problem."""
 
 import operator
+from contextlib import nullcontext
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from eigenstream.core import krylov, pencil, players
 from eigenstream.core.device_moments import DeviceMoments
 from eigenstream.core.moments import Moments, NotFinite
 from eigenstream.core.precision import wide
+from planted import log_uniform, planted
 
 rng = np.random.default_rng(0)
 LATENT = rng.normal(size=(4000, 12))
@@ -131,6 +134,19 @@ def test_float32_products_reach_the_rounding_of_the_rows():
     assert np.abs(found - wanted).max() < 1e-6 * np.abs(wanted).max()
     # The sum of 4,000 products in float32 alone would be off by more.
     assert np.abs(moments.group_means()[0] - X.mean(0)).max() < 1e-6
+
+
+@pytest.mark.parametrize("condition", [10.0, 1e6])
+def test_float32_products_are_within_a_millionth_or_warn(condition):
+    views = planted(8000, (130, 120), log_uniform(condition))
+    problem, solver = es.problems.cca(), es.solvers.Exact()
+    state = summed(problem, [views], 4, "device")
+    wanted = solver.solve(problem, state, "largest", 8000)[0].eigenvalues
+    moments = DeviceMoments(250, short=True).add(list(views))
+    state = state._replace(statistics=replace(state.statistics, moments=moments))
+    with pytest.warns(UserWarning, match="multiplies in float32") if condition > 1e4 else nullcontext():
+        found = solver.solve(problem, state, "largest", 8000)[0].eigenvalues
+    assert np.abs(found - wanted).max() < (1e-6 if condition < 1e4 else 1e-2)
 
 
 def test_rows_that_are_not_finite_are_named_and_left_out():

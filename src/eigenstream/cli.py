@@ -190,6 +190,7 @@ def _summary(problem: Kind, estimator: Any, out: Path) -> dict[str, Any]:
     values = {
         "problem": problem.value,
         "solver": type(estimator.solver_).__name__,
+        "reason": getattr(estimator, "reason_", "as given"),
         "rows": estimator.n_samples_seen_,
         "steps": estimator.n_iter_,
         "converged": estimator.converged_,

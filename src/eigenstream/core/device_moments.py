@@ -93,6 +93,7 @@ class DeviceMoments:
         stays: bool = False,
         start: int = 0,
         total: int | None = None,
+        **unused: Any,
     ) -> DeviceMoments:
         """Add rows: dense matrices side by side, on the host or on a device.
 

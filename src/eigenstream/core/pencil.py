@@ -38,6 +38,8 @@ class Solved(NamedTuple):
     method: str
     #: The residual of an iteration in whitened coordinates, relative to the largest eigenvalue.
     residual: float = 0.0
+    #: An upper bound on the condition of ``B`` scaled to unit diagonal.
+    condition: float = 1.0
 
     @property
     def converged(self) -> bool:
@@ -130,11 +132,25 @@ def solve(
     eigenvalues below ``cutoff``, relative to the largest, count as 0. ``C``: if ``A`` is the covariance ``C`` between
     two views, beside its transpose; else None.
     """
-    T, ranks = (None, sizes) if B is None else _whitened(B, cutoff)
+    T, ranks, condition = (None, sizes, 1.0) if B is None else _whitened(B, cutoff)
+    found = _solve(times, operands, T, C, ranks, k, which)
+    return found._replace(condition=condition)
+
+
+def _solve(
+    times: Callable[[Any, Any], Any],
+    operands: Any,
+    T: list[Any] | None,
+    C: Any,
+    ranks: list[int],
+    k: int,
+    which: str,
+) -> Solved:
+    """The leading pairs, given the whitening ``T`` of ``B``."""
     rank = sum(ranks)
     count = min(k, rank)
     if not rank:
-        return Solved(np.zeros(0), np.zeros((sum(sizes), 0)), ranks, "none")
+        return Solved(np.zeros(0), np.zeros((sum(map(len, T or ())), 0)), ranks, "none")
     first = jax.tree.leaves((operands, T))[0]
     host = isinstance(first, np.ndarray)
     small = not host and rank <= DEVICE_SMALL and len(first.devices()) == 1
@@ -160,13 +176,15 @@ def solve(
     return Solved(lam[order], reduced.lifted(R[:, order]), ranks, "eigh")
 
 
-def _whitened(B: list[Callable[[], Any]], cutoff: float) -> tuple[list[Any], list[int]]:
-    """For each block ``T`` of full column rank with ``Tᵀ B T = I`` and ``B T Tᵀ B = B``, and the ranks."""
-    factors = []
+def _whitened(B: list[Callable[[], Any]], cutoff: float) -> tuple[list[Any], list[int], float]:
+    """For each block ``T`` of full column rank with ``Tᵀ B T = I`` and ``B T Tᵀ B = B``; ranks; the condition."""
+    factors, worst = [], 1.0
     for block in B:
-        T = _by_cholesky(block(), cutoff)
-        factors.append(_by_eigh(block(), cutoff) if T is None else T)
-    return factors, [T.shape[1] for T in factors]
+        T, bound = _by_cholesky(block())
+        # Unless the block is certain to have full rank, its eigenvalues tell.
+        factors.append(T if bound * cutoff < 1 else _by_eigh(block(), cutoff))
+        worst = max(worst, bound)
+    return factors, [T.shape[1] for T in factors], worst
 
 
 def _scale(block: Any) -> np.ndarray:
@@ -176,19 +194,14 @@ def _scale(block: Any) -> np.ndarray:
     return np.where(alive, 1 / np.where(alive, scale, 1), 0)
 
 
-def _by_cholesky(block: Any, cutoff: float) -> Any:
-    """By the inverse of a Cholesky factor; None unless the block is certain to have full rank."""
+def _by_cholesky(block: Any) -> tuple[Any, float]:
+    """By the inverse of a Cholesky factor, with a bound on the condition; infinite if there is no such factor."""
     factors = _scale(block)
-    if isinstance(block, np.ndarray):
-        try:
-            T, bound = _inverse_factor(block, factors)
-        except scipy.linalg.LinAlgError:
-            return None
-    else:
-        T, bound = _inverse_factor_on_device(block, factors)
-    if not float(bound) * cutoff < 1:
-        return None
-    return T if factors.all() else T[:, factors > 0]
+    try:
+        T, bound = (_inverse_factor if isinstance(block, np.ndarray) else _inverse_factor_on_device)(block, factors)
+    except scipy.linalg.LinAlgError:
+        return None, np.inf
+    return T if factors.all() else T[:, factors > 0], float(bound) if np.isfinite(bound) else np.inf
 
 
 def _inverse_factor(block: Any, factors: Any) -> tuple[Any, Any]:

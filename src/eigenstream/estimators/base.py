@@ -55,6 +55,8 @@ DOCS = {
         Whether to show progress on a terminal.""",
     "{learned}": """solver_ : solver
         The solver that was used.
+    reason_ : str
+        Why: how much memory the sums take, and how much they may take.
     n_samples_seen_, n_iter_ : int
         Number of rows read, and of steps or blocks taken.
     converged_ : bool
@@ -235,7 +237,7 @@ class StreamEstimator(BaseEstimator):
 
     def _learn(self, result: Result, again: Iterable[Tree]) -> None:
         self._stale = False
-        self.solver_ = result.solver
+        self.solver_, self.reason_ = result.solver, getattr(vars(self).get("_run"), "reason", "as given")
         self.n_samples_seen_, self.n_iter_ = result.n_samples_seen, max(result.n_iter, 1)
         self.converged_, self.status_, self.message_ = result.converged, str(result.status), result.message
         self.residuals_, self.history_ = result.residuals, result.history
