@@ -15,8 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -147,19 +146,15 @@ def exit_without(process: int) -> None:
     os._exit(1)
 
 
-def report_lost_first(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Delay a JAX error in ``f``, so that a lost process is reported before the errors which it causes."""
-
-    @wraps(f)
-    def waiting(*arguments: Any, **options: Any) -> Any:
-        try:
-            return f(*arguments, **options)
-        except jax.errors.JaxRuntimeError:
-            if count() > 1:
-                time.sleep(GRACE)
-            raise
-
-    return waiting
+@contextlib.contextmanager
+def report_lost_first() -> Iterator[None]:
+    """Delay a JAX error, so that a lost process is reported before the errors which it causes."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:
+        if count() > 1:
+            time.sleep(GRACE)
+        raise
 
 
 def _watch_peers() -> None:

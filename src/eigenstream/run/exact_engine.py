@@ -58,29 +58,32 @@ class ExactEngine(Engine):
 
     def take(self, batch: Tree, start: int, total: int) -> int:
         self._whole = None
-        if self._together:
-            # All processes run one program on a batch, so batches are not joined.
-            self._add(batch, start=start, total=total)
-            return 1
-        if self._apart and total == views.n_rows(batch):
-            lo, hi = distributed.share(total)
-            batch = host_batches.rows_between(batch, lo, hi)
-        if self.rows_stay:
-            self._add(batch, stays=True)
-            return 1
-        for block in self._blocks.add(batch):
-            self._add(block, stays=block is not batch)
+        for block, how in self._blocks_of(batch, start, total):
+            with name_memory(self._d):
+                self.state = self.solver.step(self.problem, self.state, block, **how)
         return 1
 
-    def _add(self, block: Tree, **how: Any) -> None:
-        if views.n_rows(block):
-            with name_memory(self._d):
-                how = how if self._on_device else {}
-                self.state = self.solver.step(self.problem, self.state, block, **how)
+    def _blocks_of(self, batch: Tree, start: int, total: int) -> list[tuple[Tree, dict[str, Any]]]:
+        """What to sum now, and how to bring it to a device."""
+        if self._together:
+            # All processes run one program on a batch, so batches are not joined.
+            return [(batch, {"start": start, "total": total})]
+        if self._apart and total == views.n_rows(batch):
+            batch = host_batches.rows_between(batch, *distributed.share(total))
+        if not views.n_rows(batch):
+            return []
+        blocks = [batch] if self.rows_stay else self._blocks.add(batch)
+        # Rows that were joined are not written to again before they are summed.
+        return [(x, {"stays": self.rows_stay or x is not batch} if self._on_device else {}) for x in blocks]
 
     def flush(self) -> None:
         if self._blocks.waiting:
-            self._add(self._blocks.rest())
+            with name_memory(self._d):
+                self.state = self.solver.step(self.problem, self.state, self._blocks.rest())
+
+    def reopen(self) -> None:
+        # A caller may overwrite the rows that it gives to partial_fit.
+        self.rows_stay = False
 
     def _statistics(self) -> Any:
         """The sums of all processes."""

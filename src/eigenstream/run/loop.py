@@ -179,7 +179,6 @@ class Run:
         own: dict[str, Any] = {"n_iter": self.steps, "solver": self.solver, "history": self.history}
         return Result(**ending._asdict(), **own, summary=self.engine.summary())
 
-    @distributed.report_lost_first
     def through(
         self,
         batches: Iterable[Tree] | None,
@@ -192,45 +191,46 @@ class Run:
         folder: RunFolder | None = None,
     ) -> Result:
         """Read a stream to its end, or until there is a reason to stop, and give the result."""
-        check_count("max_steps", max_steps, none="for no limit")
-        check_count("max_epochs", max_epochs)
-        stream = Epochs(self.problem, batches, max_steps, SNAPSHOT_EVERY)
-        self.begin(self.problem.accept(stream.head()), stream.repeatable)
-        if self.engine.sums_rows:
-            self.engine.rows_stay = stream.in_large_batches(self.engine.block_rows)
-            if self.engine.share is not None:
-                stream.shared(self.engine.share)
-            max_steps, max_epochs, tol = None, 1, None
-        else:
-            self._check_stepping(stream, max_epochs, tol)
-            if self.engine.examines_on_device:
-                stream.send(lambda rows: self.engine.converted(self.problem.accept(rows)))
-        log.info("solver: %r (%s)", self.solver, self.reason)
-        if self.engine.sums_rows and self.problem.noiseless:
-            return self.result()
-        checkpointer = Checkpointer(self, folder)
-        rules = StopRules(tuple(callbacks), tol, max_steps, checkpointer, time.monotonic() - self.seconds)
-        shown = verbose and distributed.is_first()
-        try:
-            with (
-                Bar(shown, stream.length(max_epochs, max_steps)) as bar,
-                Interrupts(distributed.count() == 1) as interrupts,
-            ):
-                while self._read_epoch(stream, interrupts, bar, rules):
-                    if not self.engine.next_pass(self.epoch, max_epochs):
-                        break
-                    self.epoch, self.taken = self.epoch + 1, 0
-            if interrupts.asked and self.stop is None:
-                # The checkpoint is that of a run to be resumed, so it is written before the stop is noted.
-                checkpointer.save()
-                self.stop = Stop(Status.INTERRUPTED, f"interrupted after {self.n} rows: this is their result")
-                warnings.warn(self.stop.message, stacklevel=3)
-        finally:
-            checkpointer.close()
-        if self.engine.holds_whole_stream:
-            self.engine.flush()
-            self.snapshot()
-        return self.result(tol)
+        with distributed.report_lost_first():
+            check_count("max_steps", max_steps, none="for no limit")
+            check_count("max_epochs", max_epochs)
+            stream = Epochs(self.problem, batches, max_steps, SNAPSHOT_EVERY)
+            self.begin(self.problem.accept(stream.head()), stream.repeatable)
+            if self.engine.sums_rows:
+                self.engine.rows_stay = stream.in_large_batches(self.engine.block_rows)
+                if self.engine.share is not None:
+                    stream.shared(self.engine.share)
+                max_steps, max_epochs, tol = None, 1, None
+            else:
+                self._check_stepping(stream, max_epochs, tol)
+                if self.engine.examines_on_device:
+                    stream.send(lambda rows: self.engine.converted(self.problem.accept(rows)))
+            log.info("solver: %r (%s)", self.solver, self.reason)
+            if self.engine.sums_rows and self.problem.noiseless:
+                return self.result()
+            checkpointer = Checkpointer(self, folder)
+            rules = StopRules(tuple(callbacks), tol, max_steps, checkpointer, time.monotonic() - self.seconds)
+            shown = verbose and distributed.is_first()
+            try:
+                with (
+                    Bar(shown, stream.length(max_epochs, max_steps)) as bar,
+                    Interrupts(distributed.count() == 1) as interrupts,
+                ):
+                    while self._read_epoch(stream, interrupts, bar, rules):
+                        if not self.engine.next_pass(self.epoch, max_epochs):
+                            break
+                        self.epoch, self.taken = self.epoch + 1, 0
+                if interrupts.asked and self.stop is None:
+                    # The checkpoint is that of a run to be resumed, so it is written before the stop is noted.
+                    checkpointer.save()
+                    self.stop = Stop(Status.INTERRUPTED, f"interrupted after {self.n} rows: this is their result")
+                    warnings.warn(self.stop.message, stacklevel=3)
+            finally:
+                checkpointer.close()
+            if self.engine.holds_whole_stream:
+                self.engine.flush()
+                self.snapshot()
+            return self.result(tol)
 
     def _check_stepping(self, stream: Epochs, max_epochs: int, tol: float | None) -> None:
         if tol is not None and not self.engine.criterion:
@@ -246,9 +246,13 @@ class Run:
         batches: Iterator[Tree] = stream.epoch(self.epoch, self.taken, self._revisit, self.engine.fewest_rows)
         while self.stop is None and self.steps != rules.max_steps:
             steps = self.steps
-            # Not bound to a name: a batch may fill most of the memory, and is freed before the next is read.
-            if not self._taken(interrupts.next(batches, END)):
+            raw = interrupts.next(batches, END)
+            if raw is END:
                 break
+            self.take(raw)
+            # A batch may fill most of the memory: it is freed before the next is read.
+            del raw
+            self.taken += 1
             self.seconds = time.monotonic() - rules.started
             record = None
             if self.steps > steps and self.engine.snapshot_due(self.steps):
@@ -264,14 +268,6 @@ class Run:
             return False
         if self.n == before and not resumed and not self.problem.noiseless:
             raise ValueError("batches gave nothing when read again: give a list, or another iterable that starts anew")
-        return True
-
-    def _taken(self, raw: Tree) -> bool:
-        """Learn from a batch, unless it is the end of the stream."""
-        if raw is END:
-            return False
-        self.take(raw)
-        self.taken += 1
         return True
 
     def _revisit(self, raw: Tree) -> None:

@@ -91,16 +91,14 @@ class Exact:
         """Add one batch, best of thousands of rows; ``how``: see `MomentStatistics.add`."""
         floats = [x.dtype for x in views.leaves(batch) if x.dtype.kind == "f"]
         epsilon = max([state.epsilon, *(float(np.finfo(dtype).eps) for dtype in floats)])
+        statistics = state.statistics
         with report_not_finite():
-            return state._replace(statistics=self._added(state.statistics, batch, how), epsilon=epsilon)
-
-    def _added(self, statistics: Any, batch: Tree, how: dict[str, Any]) -> Any:
-        if self.half_life is None:
-            return statistics.add(batch, **how)
-        # Rows added together have equal weights, so pieces are small against the half-life.
-        for piece in host_batches.pieces(batch, max(1, int(self.half_life / PIECES))):
-            statistics = statistics.faded(0.5 ** (views.n_rows(piece) / self.half_life)).add(piece)
-        return statistics
+            if self.half_life is None:
+                return state._replace(statistics=statistics.add(batch, **how), epsilon=epsilon)
+            # Rows added together have equal weights, so pieces are small against the half-life.
+            for piece in host_batches.pieces(batch, max(1, int(self.half_life / PIECES))):
+                statistics = statistics.faded(0.5 ** (views.n_rows(piece) / self.half_life)).add(piece)
+        return state._replace(statistics=statistics, epsilon=epsilon)
 
     def next_pass(self, state: ExactState) -> ExactState | None:
         """The state for another pass over the rows; None if one pass was enough."""

@@ -31,8 +31,6 @@ class Blocks:
 
     def add(self, batch: Tree) -> list[Tree]:
         """The blocks that this batch completes. A large batch is returned without a copy."""
-        if not n_rows(batch):
-            return []
         leaves, structure = jax.tree.flatten(batch, is_leaf=scipy.sparse.issparse)
         leaves = [np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
         out = []
