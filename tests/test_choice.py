@@ -56,3 +56,35 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_named(name):
     check_refused(*MISTAKES[name])
+
+
+def _collinear(d):
+    """Neighbouring columns correlate by .99 and more."""
+    return np.cumsum(np.random.default_rng(d).normal(size=(2000, d)), axis=1) / np.arange(1, d + 1) ** 0.5
+
+
+FAMILIES = {
+    "flat": lambda d, rng: rng.normal(size=(2000, d)),
+    "collinear": lambda d, rng: _collinear(d) + 0.05 * rng.normal(size=(2000, d)),
+    "one column a thousand times larger": lambda d, rng: rng.normal(size=(2000, d)) * np.r_[1e3, np.ones(d - 1)],
+    "power law": lambda d, rng: rng.normal(size=(2000, d)) / np.arange(1, d + 1),
+    "heavy tails and a far mean": lambda d, rng: rng.standard_t(3, size=(2000, d)) + 1e4,
+}
+
+
+@pytest.mark.parametrize("d", [100, 400])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_auto_is_exact_on_every_family(family, d):
+    """The correlations that the weights capture on the rows, against those of the whole space."""
+    rng = np.random.default_rng(0)
+    X = FAMILIES[family](d, rng).astype(np.float32)
+    Y = (X @ rng.normal(size=(d, d // 2)) / np.abs(X).std(0).max() + rng.normal(size=(2000, d // 2))).astype(np.float32)
+    model = es.CCA(32).fit(X, Y)
+    assert isinstance(model.solver_, es.solvers.Exact)
+    bases = [np.linalg.svd(v.astype(np.float64) - v.astype(np.float64).mean(0), full_matrices=False)[0] for v in (X, Y)]
+    exact = np.linalg.svd(bases[0].T @ bases[1], compute_uv=False)[:32]
+    scores = [np.linalg.qr(z.astype(np.float64) - z.astype(np.float64).mean(0))[0] for z in model.transform(X, Y)]
+    captured = np.linalg.svd(scores[0].T @ scores[1], compute_uv=False)
+    assert captured.sum() > 0.9999 * exact.sum()
+    np.testing.assert_allclose(model.correlations_, exact, atol=1e-5)
+    assert model.status_ == "solved"
