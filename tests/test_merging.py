@@ -226,3 +226,12 @@ def test_unlike_settings_that_keep_the_problem_come_from_the_first_model():
     assert_same(merged, es.PCA(2, whiten=True).fit(X))
     assert merged.transform(X).shape == (N, 2)
     assert merged.get_params() == first.get_params()
+
+
+def test_a_merge_of_one_model_has_sums_of_its_own():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(500, 4)) * [4, 3, 2, 1]
+    model = es.PCA().fit(X)
+    es.merge([model]).partial_fit(100 * X).eigenvalues_  # noqa: B018 - solved when it is read
+    wanted = es.PCA().fit(np.r_[X, X[:1]]).eigenvalues_
+    np.testing.assert_allclose(model.partial_fit(X[:1]).eigenvalues_, wanted, rtol=1e-12)

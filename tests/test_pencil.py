@@ -15,6 +15,8 @@ from eigenstream.core import krylov, pencil, players
 from eigenstream.core.device_moments import DeviceMoments
 from eigenstream.core.moments import Moments, NotFinite
 from eigenstream.core.precision import wide
+from eigenstream.run.engine import Setup
+from eigenstream.run.exact_engine import ExactEngine
 from planted import log_uniform, planted
 
 rng = np.random.default_rng(0)
@@ -212,3 +214,38 @@ def test_a_residual_that_the_iteration_does_not_reach_asks_for_a_decomposition()
     lam, _, residuals, _ = solved(es.problems.cca(), [few], 8, "host")
     np.testing.assert_allclose(lam, oracles.leading(*oracles.views(few), 8)[0], atol=1e-10)
     assert residuals.max() < 1e-8
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("unit", [1e3, 1e5, 1e6])
+def test_one_column_in_large_units_does_not_hide_the_others(unit, where):
+    """The largest eigenvalue is up to 10¹² times the next one: residuals must not be relative to it alone."""
+    big, other = X.copy(), Y.copy()
+    big[:, 0] *= unit
+    other[:, 0] *= unit
+    cases = [
+        (es.problems.pca(), big, oracles.pca(big), "largest"),
+        (es.problems.pca(), big, oracles.pca(big), "smallest"),
+        (es.problems.pls(), (big, other), oracles.pls(big, other), "largest"),
+    ]
+    for problem, batch, (A, B), which in cases:
+        lam = solved(problem, batched(batch), 5, where, which)[0]
+        # Rounding errors of either answer.
+        rounding = 4e-15 * np.abs(A).max()
+        np.testing.assert_allclose(lam, oracles.leading(A, B, 5, which)[0], rtol=1e-9, atol=rounding)
+
+
+def test_a_batch_that_its_owner_overwrites_is_summed_as_it_was():
+    """Rows under way to a device are copied before their owner gets them back."""
+    problem, buffers = es.problems.cca(), tuple(np.empty((8192, 130)) for _ in range(2))
+    engine = ExactEngine(Setup(problem, es.solvers.Exact(), 2, buffers))
+    engine.state = engine.state._replace(statistics=engine.state.statistics.on_device(None))
+    rows = [rng.normal(size=(2, 8192, 130)) for _ in range(3)]
+    engine.block_rows = engine._blocks.block_rows = 4096
+    for pair in rows:
+        for buffer, view in zip(buffers, pair, strict=True):
+            buffer[:] = view
+        engine.take(buffers, 0, 8192)
+    found = engine.finish(3 * 8192, "", None).eigenvalues
+    wanted = es.solve(problem, [tuple(pair) for pair in rows], 2, "exact").eigenvalues
+    np.testing.assert_allclose(found, wanted, rtol=1e-10)

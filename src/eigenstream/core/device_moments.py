@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -33,7 +34,7 @@ PILOT_ROWS = 256
 #: Pieces of a block that threads copy, and blocks under way.
 PIECES, AHEAD = 4, 3
 #: Devices whose float64 products are about as fast as their float32 products.
-FAST_FLOAT64 = re.compile(r"cpu|[PV]100|A30\b|A[18]00|H[128]00|B[12]00|MI\d", re.IGNORECASE)
+FAST_FLOAT64 = re.compile(r"cpu|\b([PV]100|A30|A[18]00|G?H[128]00|G?B[12]00|MI\d+)", re.IGNORECASE)
 
 
 class Sums(NamedTuple):
@@ -93,7 +94,6 @@ class DeviceMoments:
         stays: bool = False,
         start: int = 0,
         total: int | None = None,
-        **unused: Any,
     ) -> DeviceMoments:
         """Add rows: dense matrices side by side, on the host or on a device.
 
@@ -101,6 +101,7 @@ class DeviceMoments:
         several processes, ``rows`` are this process's part of ``total`` rows, from row ``start`` on.
         """
         parts = rows if isinstance(rows, list) else [rows]
+        parts = [x.toarray() if scipy.sparse.issparse(x) else x for x in parts]
         self._read = None
         if self._pilot is None:
             first = np.concatenate([_pilot(x[:PILOT_ROWS]) for x in parts])
@@ -132,7 +133,7 @@ class DeviceMoments:
     def _check(self) -> None:
         """Refuse a block that was not finite. It was left out of the sums."""
         if self._last is not None and not bool(np.asarray(self._last[0])):
-            batch, self._last, self._sent = self._last[1], None, []
+            batch, self._last = self._last[1], None
             raise NotFinite(batch)
 
     def _add_on_mesh(self, parts: list[Any], labels: Any, batch: Any, start: int, total: int) -> None:

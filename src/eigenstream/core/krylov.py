@@ -21,8 +21,8 @@ from eigenstream.core.precision import compiled
 EXTRA = 8
 #: Blocks in a full basis, and those kept at a restart.
 BLOCKS, KEPT = 10, 2
-#: The residual to reach, relative to the largest Ritz value.
-TOLERANCE = 1e-10
+#: The residual of a pair to reach, relative to its Ritz value, or to this share of the largest one.
+TOLERANCE, SMALLEST = 1e-10, 1e-6
 #: Cycles at most, and cycles without progress before rounding is taken to be the limit.
 CYCLES, IDLE = 60, 4
 #: A new direction below this, relative to the image that it is part of, is rounding error.
@@ -30,7 +30,7 @@ LOST = 1e-12
 
 
 class Leading(NamedTuple):
-    """Ritz values, descending, ``(d, k)`` orthonormal vectors, and the largest residual over the largest Ritz value."""
+    """Ritz values, descending, ``(d, k)`` orthonormal vectors, and the largest relative residual."""
 
     values: Any
     vectors: Any
@@ -78,9 +78,13 @@ def _restart(Q: Any, AQ: Any, W: Any, k: int) -> tuple[Any, Any, Any, Any, Any]:
     keep = S[:, : KEPT * Q.shape[1] // BLOCKS]
     best, images = Q @ keep, AQ @ keep
     rest = images[:, :k] - best[:, :k] * theta[:k]
-    size = xp.abs(theta).max()
-    residual = xp.sqrt((rest * rest).sum(0).max()) / xp.where(size > 0, size, 1)
+    residual = relative(xp.sqrt((rest * rest).sum(0)), theta[:k], xp.abs(theta).max(), xp)
     return theta, _put(xp.zeros_like(Q), best, 0), _put(xp.zeros_like(Q), images, 0), W, residual
+
+
+def relative(residuals: Any, values: Any, largest: Any, xp: Any) -> Any:
+    """The largest residual relative to its value: one large eigenvalue must not hide the errors of small ones."""
+    return (residuals / xp.maximum(xp.abs(values), SMALLEST * xp.where(largest > 0, largest, 1))).max()
 
 
 def _put(X: Any, columns: Any, at: Any) -> Any:

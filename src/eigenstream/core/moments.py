@@ -78,38 +78,34 @@ class Moments(NamedTuple):
     def n(self) -> float:
         return float(self.counts.sum())
 
-    def add(
-        self, rows: Any, labels: np.ndarray | None = None, batch: Any = None, wide: bool = True, **unused: Any
-    ) -> Moments:
+    def add(self, rows: Any, labels: np.ndarray | None = None, batch: Any = None) -> Moments:
         """The moments with more rows: a matrix, or dense matrices side by side. Overwrites the scatter of ``self``.
 
-        ``batch``: what an error names. ``wide``: multiply in float64, whatever the rows' type.
+        ``batch``: what an error names.
         """
         total = self
         for block, group in blocks(rows if isinstance(rows, list) else [rows], labels):
             sparse = scipy.sparse.issparse(block[0])
             with np.errstate(invalid="ignore", over="ignore"):
-                after = total._with_sparse(block[0], group) if sparse else total._with(block, group, wide)
+                after = total._with_sparse(block[0], group) if sparse else total._with(block, group)
             if after is None:
                 raise NotFinite(batch)
             total = after
         return total
 
-    def _with(self, parts: list[np.ndarray], group: np.ndarray | None, wide: bool) -> Moments | None:
+    def _with(self, parts: list[np.ndarray], group: np.ndarray | None) -> Moments | None:
         """The moments with a block of dense rows; None if it is not finite."""
         b, groups = len(parts[0]), len(self.counts)
-        dtype = np.float64 if wide else np.result_type(*parts, np.float32)
-        Z = _scratch_rows(b + groups, sum(x.shape[1] for x in parts), dtype)
+        Z = _scratch_rows(b + groups, sum(x.shape[1] for x in parts))
         x = Z[:b]
         np.concatenate(parts, axis=1, out=x, casting="same_kind")
         point = self.pilot if self.counts.any() else pilot(x)
         if point.any():
-            x -= point.astype(dtype)
+            x -= point
         counts, means = means_of_groups(x, group, groups)
         if not np.isfinite(means).all():
             return None
-        rounded = means.astype(dtype)
-        x -= rounded if group is None else rounded[group]
+        x -= means if group is None else means[group]
         total, after, Z[b:] = self._united(counts, means)
         return Moments(total, after, _added(self.scatter, Z), point)
 
@@ -179,9 +175,6 @@ def _added(scatter: np.ndarray, Z: np.ndarray) -> np.ndarray:
     """``scatter + ZᵀZ`` in the memory of ``scatter``: the upper triangle."""
     if not scatter.flags.f_contiguous:
         scatter = np.asfortranarray(scatter)
-    if Z.dtype == np.float32:
-        scatter += scipy.linalg.blas.ssyrk(1.0, Z.T)
-        return scatter
     return scipy.linalg.blas.dsyrk(1.0, Z.T, beta=1.0, c=scatter, overwrite_c=True)
 
 
@@ -191,10 +184,12 @@ def means_of_groups(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.n
         counts = np.array([x.shape[0]], np.float64)
         if scipy.sparse.issparse(x):
             sums = np.asarray(x.sum(0, dtype=np.float64)).reshape(1, -1)
-        else:
+        elif x.dtype == np.float64:
             # SciPy's product, like those of the scatter: NumPy's threads would compete with SciPy's.
-            gemv = scipy.linalg.blas.sgemv if x.dtype == np.float32 else scipy.linalg.blas.dgemv
-            sums = gemv(1.0, x.T, _ones(x.shape[0], x.dtype))[None].astype(np.float64)
+            sums = scipy.linalg.blas.dgemv(1.0, x.T, _ones(x.shape[0], x.dtype))[None]
+        else:
+            # A product, because NumPy's sum in another dtype is slow.
+            sums = (_ones(x.shape[0], x.dtype) @ x)[None].astype(np.float64)
     else:
         n = len(group)
         counts = np.bincount(group, minlength=groups).astype(np.float64)
@@ -224,12 +219,12 @@ def _sparse_moments(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.n
 _scratch = threading.local()
 
 
-def _scratch_rows(n: int, d: int, dtype: Any) -> np.ndarray:
+def _scratch_rows(n: int, d: int) -> np.ndarray:
     """An ``(n, d)`` array in memory of this thread, which the next call overwrites: allocating pages is slow."""
     kept = vars(_scratch).get("kept")
     if kept is None or len(kept) < n * d:
         kept = _scratch.kept = np.empty(n * d)
-    return kept.view(dtype)[: n * d].reshape(n, d)
+    return kept[: n * d].reshape(n, d)
 
 
 class Summary(NamedTuple):

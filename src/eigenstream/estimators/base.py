@@ -46,7 +46,7 @@ DOCS = {
     precision : {"float32", "tf32", "bf16"}, optional
         Precision of a streaming solver's products on a device; its state is in float32. Default: JAX's own setting.
     mesh : str, mesh or None
-        Devices that share a streaming solver's work: ``"auto"`` for all, or for instance ``"data=2,feature=4"``.
+        Devices that share the work: ``"auto"`` for all, or for instance ``"data=2,feature=4"``.
     half_life : float, optional
         Number of rows after which the weight of a row has halved, for a stream that drifts.
     random_state : int, RandomState or None

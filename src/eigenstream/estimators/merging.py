@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from functools import reduce
 from typing import Any
@@ -67,6 +68,9 @@ def merge_named(models: Iterable[tuple[str, Any]]) -> Any:
         total, summed = joined([total, state]), summed + counts
     if first is None:
         raise ValueError("models is empty: give at least one fitted model")
+    if total is first._run.engine.state:
+        # Sums are added to in place, and merged ones have their own memory already.
+        total = copy.deepcopy(total)
     merged = clone(first)
     vars(merged).update(first._input())
     problem = first._run.problem

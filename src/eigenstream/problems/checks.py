@@ -73,7 +73,11 @@ def check_finite(batch: Tree) -> None:
     for path, x in _flattened(batch)[0]:
         values = x.data if scipy.sparse.issparse(x) else x
         # The sum is a cheap first test: it is finite only if all values are.
-        if isinstance(values, np.ndarray) and not np.isfinite(values.sum()) and not np.isfinite(values).all():
+        if not isinstance(values, np.ndarray) or np.isfinite(values.sum()):
+            continue
+        if np.isfinite(values).all() and not np.isfinite(values.sum(dtype=np.float64)):
+            raise ValueError("the sums are not finite: the rows hold numbers too large to square")
+        if not np.isfinite(values).all():
             name = f"batch{jax.tree_util.keystr(path)}"
             where = "" if scipy.sparse.issparse(x) else f", first in its row {np.argwhere(~np.isfinite(x))[0][0]}"
             raise ValueError(f"{name} holds NaN or infinity{where}: drop or impute those rows before they are streamed")

@@ -53,8 +53,6 @@ class MomentStatistics(Statistics):
     def add(self, batch: Tree, **how: Any) -> Self:
         """The sums with one more batch; ``how``: see `eigenstream.core.device_moments.DeviceMoments.add`."""
         rows, labels = self.problem.split(batch)
-        # With B = I nothing is divided by a variance, so a processor multiplies in the rows' own precision.
-        how = {"wide": not self.problem.orthonormal, **how}
         return replace(self, moments=self.moments.add(host_batches.dense_parts(rows), labels, batch, **how))
 
     def on_device(self, mesh: Any) -> Self:

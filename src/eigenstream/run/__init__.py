@@ -70,7 +70,7 @@ def solve(
     precision : {"float32", "tf32", "bf16"}, optional
         Precision of a streaming solver's products on a device; its state is float32. Default: JAX's setting.
     mesh : str, mesh or None
-        How to shard a streaming solver: ``"auto"``, features over all devices; ``"data=2,feature=4"``, rows over two
+        How to shard the work: ``"auto"``, features over all devices; ``"data=2,feature=4"``, rows over two
         and features over four; or a `jax.sharding.Mesh` with these axes. None: one device.
     verbose : bool
         Whether to show a progress bar on a terminal.

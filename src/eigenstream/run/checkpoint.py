@@ -124,7 +124,9 @@ class Checkpointer:
         self._metrics: TextIO | None = None
         if folder is None:
             return
-        self._settings = plain(folder.settings)
+        # What "auto" chose, and for sums the number of rows that a position in the stream counts.
+        used = {"solver used": type(run.solver).__name__, "rows at once": run.engine.block_rows}
+        self._settings = plain({**folder.settings, **used})
         checkpoints, metrics = Checkpoints(folder.path / "checkpoints", folder.every), folder.path / "metrics.jsonl"
         try:
             found = self._resumable(folder, checkpoints.latest(), metrics.exists())

@@ -41,13 +41,14 @@ class ExactEngine(Engine):
         self.fewest_rows = self.problem.fewest_rows(False)
         self.passes = 1
         sums = getattr(self.state.statistics, "moments", None)
-        self._on_device = isinstance(sums, DeviceMoments)
         self.block_rows = rows_to_read(self._d)
         self._blocks = Blocks(self.block_rows, valid=AHEAD + 2) if self._on_device else Blocks()
         several = distributed.count() > 1 and sums is not None
         #: Whether processes take part in one program, or else whether each sums its own rows.
         self._together = several and self._on_device and mesh is not None
         self._apart = several and not self._together
+        if self._together and self.solver.half_life is not None:
+            raise ValueError("half_life: exact sums that processes share on a mesh do not fade; leave out mesh")
         if self._apart:
             self.share = distributed.share
         elif self._together and self.placement.shares_rows:
@@ -55,6 +56,10 @@ class ExactEngine(Engine):
         self._crossed: list[np.ndarray] | None = None
         #: The sums of all processes, until more rows come.
         self._whole: Any = None
+
+    @property
+    def _on_device(self) -> bool:
+        return isinstance(getattr(self.state.statistics, "moments", None), DeviceMoments)
 
     def take(self, batch: Tree, start: int, total: int) -> int:
         self._whole = None
@@ -72,9 +77,15 @@ class ExactEngine(Engine):
             batch = host_batches.rows_between(batch, *distributed.share(total))
         if not views.n_rows(batch):
             return []
-        blocks = [batch] if self.rows_stay else self._blocks.add(batch)
-        # Rows that were joined are not written to again before they are summed.
-        return [(x, {"stays": self.rows_stay or x is not batch} if self._on_device else {}) for x in blocks]
+        if not self._on_device:
+            return [(block, {}) for block in ([batch] if self.rows_stay else self._blocks.add(batch))]
+        if self.rows_stay:
+            return [(batch, {"stays": True})]
+        given = views.leaves(batch)
+        # Rows that were joined are in memory that is not written to again before they are summed.
+        blocks = self._blocks.add(batch)
+        own = [all(x is not y for x, y in zip(views.leaves(block), given, strict=True)) for block in blocks]
+        return [(block, {"stays": stays}) for block, stays in zip(blocks, own, strict=True)]
 
     def flush(self) -> None:
         if self._blocks.waiting:

@@ -15,7 +15,7 @@ import scipy.sparse
 
 from eigenstream.core import host_batches, players, ritz, views
 from eigenstream.core.moments import NotFinite
-from eigenstream.core.pencil import Solved, solve
+from eigenstream.core.pencil import ROUGH, Solved, solve
 from eigenstream.core.precision import wide
 from eigenstream.core.ritz import fix_signs
 from eigenstream.core.types import Tree
@@ -49,7 +49,7 @@ class ExactState(NamedTuple):
 
 @dataclass(frozen=True)
 class Exact:
-    """Sum covariances in float64 on the host, then solve once with LAPACK.
+    """Sum covariances in float64, on JAX's device or mesh or on the processor, then solve once.
 
     One pass and nothing to tune. A singular ``B`` is solved on its range. Memory is ``O(d²)``, time ``O(n d² + d³)``.
 
@@ -124,7 +124,9 @@ class Exact:
                 solved, rest = self._from_moments(problem, state, operands, which, n)
             message = "solved exactly"
             if not solved.converged:
-                message = f"the eigenvalues are too close: the iteration ended with a residual of {solved.residual:.1g}"
+                message = (
+                    f"the iteration ended with a relative residual of {solved.residual:.1g}, not {ROUGH:g}: solved"
+                )
         info = EighInfo(solved.method, rest, solved.converged, message)
         V = fix_signs(players.from_matrix(np.asarray(solved.vectors), state.template))
         crossed = None
