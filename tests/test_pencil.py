@@ -72,8 +72,7 @@ def batched(batch, size=700):
     return [jax.tree.map(operator.itemgetter(slice(i, i + size)), batch) for i in range(0, 4000, size)]
 
 
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("which", ["largest", "smallest"])
+@pytest.mark.parametrize(("which", "where"), [*(("largest", where) for where in WHERE), ("smallest", "host")])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_leading_pairs_are_those_of_lapack(name, which, where):
     problem, batch, (A, B) = PROBLEMS[name]
@@ -216,8 +215,8 @@ def test_a_residual_that_the_iteration_does_not_reach_asks_for_a_decomposition()
     assert residuals.max() < 1e-8
 
 
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("unit", [1e3, 1e5, 1e6])
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("unit", [1e5, 1e6])
 def test_one_column_in_large_units_does_not_hide_the_others(unit, where):
     """The largest eigenvalue is up to 10¹² times the next one: residuals must not be relative to it alone."""
     big, other = X.copy(), Y.copy()
