@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 import scipy.sparse
 
 import eigenstream as es
@@ -68,6 +69,24 @@ def test_negated_problem_negates_a_alone(name):
     memory = problem.observe(problem.start(batch), batch)
     [(found, _)] = problem.with_sign(-1).signed_estimate(memory, batch, V, False)
     oracles.assert_products(found, V, -A, B)
+
+
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if not name.startswith("laplacian")])
+def test_blocks_of_a_and_b_are_those_of_the_products(name):
+    """The exact solver reads B's blocks, and A between two views, from the sums instead of products."""
+    problem, batch, _ = PROBLEMS[name]
+    batch = problem.accept(batch)
+    operands = problem.statistics(batch, False).add(batch).operands()
+    products = problem.products(operands, players.identity(problem.template(batch)))
+    A, B = (players.to_matrix(M) for M in products)
+    blocks = problem.metric(operands)
+    whole = (1 + problem.ridge) * np.eye(len(B)) if blocks is None else scipy.linalg.block_diag(*(b() for b in blocks))
+    np.testing.assert_allclose(whole, B, atol=1e-12 * np.abs(B).max())
+    between = problem.between(operands)
+    assert (between is None) == (name not in ("cca", "cca-ridge", "pls"))
+    if between is not None:
+        zero = np.zeros((len(between), len(between))), np.zeros((len(between.T), len(between.T)))
+        np.testing.assert_allclose(np.block([[zero[0], between], [between.T, zero[1]]]), A, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -350,7 +350,7 @@ def second_moment(x: Tree, ridge: float) -> Any:
     """The matrix of a view of `Covariance` leaves, with the ridge added to its diagonal."""
     C = cross_moment(x, x)
     xp = np if isinstance(C, np.ndarray) else jnp
-    return C + ridge * C.trace() / len(C) * xp.eye(len(C)) if ridge else C
+    return players.ridged(xp.eye(len(C)), C, ridge, C.trace() / len(C)) if ridge else C
 
 
 def cross_moment(x: Tree, y: Tree) -> Any:
