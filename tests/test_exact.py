@@ -117,3 +117,14 @@ def test_constant_and_duplicate_columns_and_a_batch_of_two(solver):
     assert np.isfinite(result.eigenvalues).all()
     pairs = [X[i : i + 2] for i in range(0, 50, 2)]
     assert np.isfinite(es.solve(es.problems.pca(), pairs, 4, solver=solver).V).all()
+
+
+def test_rows_too_large_to_sum_leave_earlier_rows_as_they_are():
+    rng = np.random.default_rng(0)
+    A, B = rng.normal(size=(4500, 60)), rng.normal(size=(9000, 60))
+    B[-2:, 0] = 1.7e308
+    model = es.PCA(n_components=2).partial_fit(A)
+    with pytest.raises(ValueError, match="too large to square"):
+        model.partial_fit(B)
+    np.testing.assert_allclose(model.eigenvalues_, es.PCA(n_components=2).fit(A).eigenvalues_, rtol=1e-12)
+    assert model.n_samples_seen_ == 4500

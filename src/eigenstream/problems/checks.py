@@ -73,14 +73,19 @@ def check_finite(batch: Tree) -> None:
     for path, x in _flattened(batch)[0]:
         values = x.data if scipy.sparse.issparse(x) else x
         # The sum is a cheap first test: it is finite only if all values are.
-        if not isinstance(values, np.ndarray) or np.isfinite(values.sum()):
+        if not isinstance(values, np.ndarray) or _sum_is_finite(values, None):
             continue
-        if np.isfinite(values).all() and not np.isfinite(values.sum(dtype=np.float64)):
-            raise ValueError("the sums are not finite: the rows hold numbers too large to square")
         if not np.isfinite(values).all():
             name = f"batch{jax.tree_util.keystr(path)}"
             where = "" if scipy.sparse.issparse(x) else f", first in its row {np.argwhere(~np.isfinite(x))[0][0]}"
             raise ValueError(f"{name} holds NaN or infinity{where}: drop or impute those rows before they are streamed")
+        if not _sum_is_finite(values, np.float64):
+            raise ValueError("the sums are not finite: the rows hold numbers too large to square")
+
+
+def _sum_is_finite(values: np.ndarray, dtype: Any) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(values.sum(dtype=dtype)))
 
 
 def _flattened(batch: Tree) -> tuple[list[Any], Any]:
