@@ -125,8 +125,8 @@ class Checkpointer:
         if folder is None:
             return
         # What "auto" chose, and for sums the number of rows that a position in the stream counts.
-        used = {"solver used": type(run.solver).__name__, "rows at once": run.engine.block_rows}
-        self._settings = plain({**folder.settings, **used})
+        self._used = {"solver used": type(run.solver).__name__, "rows at once": run.engine.block_rows}
+        self._settings = plain({**folder.settings, **self._used})
         checkpoints, metrics = Checkpoints(folder.path / "checkpoints", folder.every), folder.path / "metrics.jsonl"
         try:
             found = self._resumable(folder, checkpoints.latest(), metrics.exists())
@@ -145,7 +145,9 @@ class Checkpointer:
             raise ValueError(f"{folder.path} holds a run: give resume=True to continue it, or another folder")
         if found is not None:
             before, now = found[1].pop("settings"), self._settings
-            differ = [f"{key} {before.get(key)!r}, now {now[key]!r}" for key in now if now[key] != before.get(key)]
+            # Version 0.1 did not write what was used; only positions of sums depend on it.
+            known = [key for key in now if key in before or key not in self._used or self._run.engine.sums_rows]
+            differ = [f"{key} {before.get(key)!r}, now {now[key]!r}" for key in known if now[key] != before.get(key)]
             if differ:
                 seen = ", ".join(differ)
                 raise ValueError(f"{folder.path} was begun with other settings ({seen}): resume with the same")
