@@ -6,6 +6,7 @@ import pytest
 import eigenstream as es
 from conftest import check_refused, quick
 from data import FEW, POWER, batched, scaled
+from eigenstream.core.memory import free_bytes
 from eigenstream.solvers import Paper
 
 
@@ -24,6 +25,14 @@ def test_auto_takes_the_game_where_sums_do_not_fit(caplog):
     assert isinstance(result.solver, es.solvers.Game)
     assert "over memory_budget" in caplog.text
     assert isinstance(es.solve(es.problems.cca(), batches, k=2).solver, es.solvers.Exact)
+
+
+def test_auto_says_why():
+    model = es.PCA(2).fit(scaled())
+    assert "the sums of 5 features take 3e-07 GB, within half of the free memory" in model.reason_
+    assert 0 < free_bytes() < 1e13
+    assert "over memory_budget, 1e-07 GB" in es.PCA(2, memory_budget=100).fit(scaled()).reason_
+    assert es.PCA(2, solver="exact").fit(scaled()).reason_ == "as given"
 
 
 @pytest.mark.parametrize("name", quick(["paper", "smooth", "eckart_young", "sgha", "oja", "exact"], "paper", "exact"))

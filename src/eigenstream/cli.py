@@ -326,7 +326,7 @@ def main() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     try:
         app()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         if "--debug" in sys.argv:
             raise
         typer.echo(f"eigenstream: error: {' '.join(str(error).split())}", err=True)
