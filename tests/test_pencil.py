@@ -12,11 +12,13 @@ import pytest
 import eigenstream as es
 import oracles
 from eigenstream.core import krylov, pencil, players
-from eigenstream.core.device_moments import DeviceMoments
+from eigenstream.core.device_moments import FAST_FLOAT64, DeviceMoments
 from eigenstream.core.moments import Moments, NotFinite
 from eigenstream.core.precision import wide
 from eigenstream.run.engine import Setup
-from eigenstream.run.exact_engine import ExactEngine
+from eigenstream.run.exact_engine import ExactEngine, name_memory
+from eigenstream.run.placement import Placement
+from eigenstream.streams.blocks import Blocks
 from planted import log_uniform, planted
 
 rng = np.random.default_rng(0)
@@ -148,6 +150,67 @@ def test_float32_products_are_within_a_millionth_or_warn(condition):
     with pytest.warns(UserWarning, match="multiplies in float32") if condition > 1e4 else nullcontext():
         found = solver.solve(problem, state, "largest", 8000)[0].eigenvalues
     assert np.abs(found - wanted).max() < (1e-6 if condition < 1e4 else 1e-2)
+
+
+def test_batches_on_the_device_stay_there_and_are_joined():
+    problem = es.problems.cca()
+    engine = ExactEngine(Setup(problem, es.solvers.Exact(), 2, (X, Y), placement=Placement(MESH)))
+    engine.state = engine.state._replace(statistics=problem.statistics((X, Y), False).on_device(None))
+    for x, y in batched((X.astype(np.float32), Y.astype(np.float32)), 100):
+        engine.take((jnp.asarray(x), jnp.asarray(y)), 0, 100)
+    queued = engine._blocks.rest()
+    assert all(isinstance(view, jax.Array) and len(view) == 4000 for view in queued)
+    engine.take(queued, 0, 4000)
+    wanted = es.solve(problem, [(X.astype(np.float32), Y.astype(np.float32))], 2, "exact").eigenvalues
+    np.testing.assert_allclose(engine.finish(4000, "", None).eigenvalues, wanted, rtol=1e-10)
+
+
+def test_a_block_keeps_its_memory_while_others_are_filled():
+    blocks = Blocks(10, valid=3)
+    found = [block for i in range(12) for block in blocks.add(np.full((5, 2), i // 2))]
+    assert len(found) == 6
+    assert [set(block.ravel().tolist()) for block in found[-3:]] == [{3}, {4}, {5}]
+    # Three blocks later the memory is used again.
+    assert [set(block.ravel().tolist()) for block in found[:3]] == [{3}, {4}, {5}]
+
+
+def test_a_triangle_is_inverted_by_halves():
+    L = np.tril(np.random.default_rng(0).normal(size=(2100, 2100))) / 50 + np.eye(2100)
+    with wide():
+        found = np.asarray(pencil._inverse(jnp.asarray(L)))
+    np.testing.assert_allclose(found @ L, np.eye(2100), atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "fast"),
+    [
+        *((name, True) for name in ("NVIDIA H200", "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2", "cpu")),
+        *((name, False) for name in ("NVIDIA GeForce RTX 4090", "NVIDIA RTX A1000", "Quadro P1000", "TPU v5")),
+    ],
+)
+def test_devices_with_fast_float64_are_known_by_name(name, fast):
+    assert bool(FAST_FLOAT64.search(name)) == fast
+
+
+def test_a_device_without_memory_names_the_way_out():
+    words = r"exact sums of 20000 features take 3.2 GB.*memory_budget.*mesh.*game"
+    with pytest.raises(MemoryError, match=words), name_memory(20_000):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
+    with pytest.raises(jax.errors.JaxRuntimeError), name_memory(20_000):
+        raise jax.errors.JaxRuntimeError("INTERNAL: another error")
+
+
+def test_every_refused_block_is_reported_and_the_rest_is_summed():
+    spoilt = [X[:500], np.where(np.arange(500)[:, None] == 3, np.nan, X[500:1000]), X[1000:1500]]
+    moments = DeviceMoments(130)
+    for rows in spoilt:
+        moments.add(rows, stays=True)
+    moments.add(spoilt[1], stays=True)
+    for _ in range(2):
+        with pytest.raises(NotFinite):
+            moments.on_host()
+    assert moments.n == 1000
+    np.testing.assert_allclose(moments.on_host().panel(0, 130, 999), np.cov(np.r_[X[:500], X[1000:1500]].T), atol=1e-12)
 
 
 def test_rows_that_are_not_finite_are_named_and_left_out():

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -34,7 +33,7 @@ PILOT_ROWS = 256
 #: Pieces of a block that threads copy, and blocks under way.
 PIECES, AHEAD = 4, 3
 #: Devices whose float64 products are about as fast as their float32 products.
-FAST_FLOAT64 = re.compile(r"cpu|\b([PV]100|A30|A[18]00|G?H[128]00|G?B[12]00|MI\d+)", re.IGNORECASE)
+FAST_FLOAT64 = re.compile(r"cpu|\b([PV]100|A30|A[18]00|G?H[128]00|G?B[12]00|MI\d+\w*)\b", re.IGNORECASE)
 
 
 class Sums(NamedTuple):
@@ -101,7 +100,6 @@ class DeviceMoments:
         several processes, ``rows`` are this process's part of ``total`` rows, from row ``start`` on.
         """
         parts = rows if isinstance(rows, list) else [rows]
-        parts = [x.toarray() if scipy.sparse.issparse(x) else x for x in parts]
         self._read = None
         if self._pilot is None:
             first = np.concatenate([_pilot(x[:PILOT_ROWS]) for x in parts])
@@ -127,14 +125,14 @@ class DeviceMoments:
             views = [arrival() for arrival in sent]
             padded = None if labels is None else np.pad(labels, (0, len(views[0]) - count))
             self._sums, finite = _add(self._sums, views, padded, count, self._pilot, self.short)
-        self._check()
-        self._last = finite, batch
+        # Read while the next block is multiplied.
+        self._check((finite, batch))
 
-    def _check(self) -> None:
-        """Refuse a block that was not finite. It was left out of the sums."""
-        if self._last is not None and not bool(np.asarray(self._last[0])):
-            batch, self._last = self._last[1], None
-            raise NotFinite(batch)
+    def _check(self, following: tuple[Any, Any] | None = None) -> None:
+        """Refuse the last block if it was not finite, and so left out of the sums; ``following`` is checked next."""
+        last, self._last = self._last, following
+        if last is not None and not bool(np.asarray(last[0])):
+            raise NotFinite(last[1])
 
     def _add_on_mesh(self, parts: list[Any], labels: Any, batch: Any, start: int, total: int) -> None:
         assert self.mesh is not None
@@ -142,7 +140,7 @@ class DeviceMoments:
         present = (np.arange(-(-total // shards) * shards) < total).astype(np.float64)
         place = partial(_place_rows, start=start, n=len(present), sharding=NamedSharding(self.mesh, P("data")))
         with wide():
-            views = [place(np.asarray(x).reshape(len(x), -1)) for x in parts]
+            views = [place(np.asarray(x)) for x in parts]
             labels = None if labels is None else place(labels)
             mask = _place(present, NamedSharding(self.mesh, P("data")))
             self._sums, finite = _mesh_program(self.mesh, self.short)(self._sums, views, labels, mask, self._pilot)
@@ -156,7 +154,6 @@ class DeviceMoments:
         while self._sent:
             self._multiply()
         self._check()
-        self._last = None
         if self._read is None:
             with wide():
                 sums = self._sums if self.mesh is None else _merge(self.mesh)(self._sums)
@@ -232,7 +229,7 @@ def _updated(sums: Sums, x: Any, labels: Any, present: Any, first: Any, short: b
     if short:
         scatter = _with_product(_with_short_products(scatter, z, first), gaps, first)
     else:
-        # Rows in eights: a product of any other number is slow.
+        # In eights, a multiple of the rows in a tile of a GPU's float64 units.
         scatter = _with_product(scatter, jnp.pad(jnp.concatenate([z, gaps]), ((0, -(len(z) + g) % 8), (0, 0))), first)
     return Sums(total, means + share * (mean - means), scatter), finite
 
@@ -266,7 +263,7 @@ def _with_short_products(scatter: Any, z: Any, first: Any) -> Any:
 
 def _side_by_side(views: list[Any], point: Any) -> Any:
     """The views side by side, in float64 minus the pilot."""
-    return jnp.concatenate([x.reshape(len(x), -1).astype(jnp.float64) for x in views], axis=1) - point
+    return jnp.concatenate([x.astype(jnp.float64) for x in views], axis=1) - point
 
 
 @partial(compiled, static_argnames="short", donate_argnums=0)
@@ -337,7 +334,7 @@ def _panel(scatter: Any, centres: Any, divisor: Any, start: int, stop: int, mirr
 
 
 def _pilot(rows: Any) -> np.ndarray:
-    return pilot(np.asarray(rows, np.float64).reshape(len(rows), -1))
+    return pilot(np.asarray(rows, np.float64))
 
 
 def _sent(x: Any) -> Callable[[], jax.Array]:

@@ -174,5 +174,11 @@ def dense_parts(batch: Tree) -> Any:
     return [_matrix(leaf) for leaf in leaves]
 
 
+def matrices(batch: Tree) -> list[Any]:
+    """The leaves of a batch as dense matrices, each where it is."""
+    leaves = jax.tree.leaves(batch, is_leaf=scipy.sparse.issparse)
+    return [x.toarray() if scipy.sparse.issparse(x) else x.reshape(x.shape[0], -1) for x in leaves]
+
+
 def _matrix(leaf: Any) -> np.ndarray:
     return np.asarray(leaf).reshape(leaf.shape[0], -1)

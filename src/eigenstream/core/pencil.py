@@ -36,7 +36,7 @@ class Solved(NamedTuple):
     vectors: Any
     ranks: list[int]
     method: str
-    #: The residual of an iteration in whitened coordinates, relative to the largest eigenvalue.
+    #: The largest residual of an iteration in whitened coordinates, relative as in `eigenstream.core.krylov.relative`.
     residual: float = 0.0
     #: An upper bound on the condition of ``B`` scaled to unit diagonal.
     condition: float = 1.0

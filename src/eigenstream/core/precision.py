@@ -40,8 +40,8 @@ def _rounds() -> bool:
     return jax.config.jax_default_matmul_precision == "bfloat16"  # type: ignore[attr-defined]
 
 
-#: `jax.jit` for programs in float64. XLA would compile and time kernels of its own for every product, for a minute or
-#: two; those of the vendor's library are as fast.
+#: `jax.jit` for programs in float64, without the kernels for products that XLA would compile and time beside those of
+#: the vendor's library.
 compiled = partial(jax.jit, compiler_options={"xla_gpu_enable_triton_gemm": False})
 
 

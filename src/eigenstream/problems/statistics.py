@@ -53,7 +53,8 @@ class MomentStatistics(Statistics):
     def add(self, batch: Tree, **how: Any) -> Self:
         """The sums with one more batch; ``how``: see `eigenstream.core.device_moments.DeviceMoments.add`."""
         rows, labels = self.problem.split(batch)
-        return replace(self, moments=self.moments.add(host_batches.dense_parts(rows), labels, batch, **how))
+        parts = (host_batches.dense_parts if isinstance(self.moments, Moments) else host_batches.matrices)(rows)
+        return replace(self, moments=self.moments.add(parts, labels, batch, **how))
 
     def on_device(self, mesh: Any) -> Self:
         """The same sums on a mesh of devices, or on JAX's default device."""

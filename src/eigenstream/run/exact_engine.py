@@ -42,7 +42,7 @@ class ExactEngine(Engine):
         self.passes = 1
         sums = getattr(self.state.statistics, "moments", None)
         self.block_rows = rows_to_read(self._d)
-        self._blocks = Blocks(self.block_rows, valid=AHEAD + 2) if self._on_device else Blocks()
+        self._blocks = Blocks(self.block_rows, AHEAD + 2, on_device=True) if self._on_device else Blocks()
         several = distributed.count() > 1 and sums is not None
         #: Whether processes take part in one program, or else whether each sums its own rows.
         self._together = several and self._on_device and mesh is not None

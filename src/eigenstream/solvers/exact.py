@@ -124,12 +124,11 @@ class Exact:
                 solved, rest = self._from_moments(problem, state, operands, which, n)
             message = "solved exactly"
             if not solved.converged:
-                message = (
-                    f"the iteration ended with a relative residual of {solved.residual:.1g}, not {ROUGH:g}: solved"
-                )
+                message = f"not solved to {ROUGH:g}: the relative residual is {solved.residual:.1g}"
         info = EighInfo(solved.method, rest, solved.converged, message)
         V = fix_signs(players.from_matrix(np.asarray(solved.vectors), state.template))
         crossed = None
+        # A plain tuple is one covariance for each view. Operands of LDA and ICA are named tuples.
         if type(operands) is tuple:
             with wide():
                 crossed = [np.asarray(views.project(x, v)).T for x, v in zip(operands, V, strict=True)]

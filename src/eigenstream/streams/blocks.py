@@ -8,20 +8,21 @@ import jax
 import numpy as np
 import scipy.sparse
 
+from eigenstream.core.host_batches import join
 from eigenstream.core.moments import BLOCK_ROWS
 from eigenstream.core.types import Tree
 from eigenstream.core.views import n_rows
 
 
 class Blocks:
-    """A queue of host batches that returns blocks of ``block_rows`` rows or more.
+    """A queue of batches that returns blocks of ``block_rows`` rows or more.
 
     Rows are copied, so a source may reuse its memory. A block is a view of the queue's memory, which is used again
-    after ``valid`` more blocks.
+    after ``valid`` more blocks. Device arrays are fetched to the host, unless ``on_device``.
     """
 
-    def __init__(self, block_rows: int = BLOCK_ROWS, valid: int = 1) -> None:
-        self.block_rows, self.valid = block_rows, valid
+    def __init__(self, block_rows: int = BLOCK_ROWS, valid: int = 1, on_device: bool = False) -> None:
+        self.block_rows, self.valid, self.on_device = block_rows, valid, on_device
         #: Memory of the last blocks.
         self._used: list[list[Any]] = []
         #: Rows in the queue.
@@ -32,7 +33,8 @@ class Blocks:
     def add(self, batch: Tree) -> list[Tree]:
         """The blocks that this batch completes. A large batch is returned without a copy."""
         leaves, structure = jax.tree.flatten(batch, is_leaf=scipy.sparse.issparse)
-        leaves = [np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+        if not self.on_device:
+            leaves = [np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
         out = []
         form = structure, [_kind(leaf) for leaf in leaves]
         if self.waiting and not (form == self._form and self._has_room(n_rows(batch))):
@@ -47,7 +49,7 @@ class Blocks:
     def rest(self) -> Tree:
         """All queued rows as one block."""
         count, self.waiting = self.waiting, 0
-        leaves = [scipy.sparse.vstack(x, format="csr") if isinstance(x, list) else x[:count] for x in self._rows]
+        leaves = [join(*x) if isinstance(x, list) else x[:count] for x in self._rows]
         self._used.append([[] if isinstance(x, list) else x for x in self._rows])
         again = len(self._used) >= self.valid
         self._rows = self._used.pop(0) if again else [self._room(x[:0]) for x in leaves]
@@ -73,14 +75,15 @@ class Blocks:
         b = leaves[0].shape[0]
         for kept, leaf in zip(self._rows, leaves, strict=True):
             if isinstance(kept, list):
-                kept.append(leaf.copy())
+                kept.append(leaf if isinstance(leaf, jax.Array) else leaf.copy())
             else:
                 kept[self.waiting : self.waiting + b] = leaf
         self.waiting += b
 
     def _room(self, leaf: Any) -> Any:
-        return [] if scipy.sparse.issparse(leaf) else np.empty((2 * self.block_rows, *leaf.shape[1:]), leaf.dtype)
+        in_list = scipy.sparse.issparse(leaf) or isinstance(leaf, jax.Array)
+        return [] if in_list else np.empty((2 * self.block_rows, *leaf.shape[1:]), leaf.dtype)
 
 
-def _kind(leaf: Any) -> tuple[Any, Any]:
-    return ("csr" if scipy.sparse.issparse(leaf) else leaf.shape[1:], leaf.dtype)
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    return ("csr" if scipy.sparse.issparse(leaf) else leaf.shape[1:], leaf.dtype, isinstance(leaf, jax.Array))
