@@ -39,7 +39,8 @@ def add(G, total, x, pilot):
     width = -(-d // PANELS)
     for lo in range(0, d, width):
         hi = min(d, lo + width)
-        G = G.at[lo:hi, lo:].add(x[:, lo:hi].T @ x[:, lo:])
+        panel = jax.lax.dynamic_slice(G, (lo, lo), (hi - lo, d - lo)) + x[:, lo:hi].T @ x[:, lo:]
+        G = jax.lax.dynamic_update_slice(G, panel, (lo, lo))
     return G, total + x.sum(0)
 
 
@@ -203,19 +204,19 @@ def principal(n: int, d: int, k: int = 16) -> dict[str, Any]:
     """PCA where the sums do not fit, beside torch.pca_lowrank with its copy, and bare copies."""
     import torch
 
-    maps = (
-        np.random.default_rng(0).standard_normal((64, d), np.float32)
-        * np.geomspace(1, 0.1, 64, dtype=np.float32)[:, None]
-    )
+    # Drawn on the device: the threads of a processor take a minute.
     X = np.empty((n, d), np.float32)
+    maps = jax.random.normal(jax.random.key(0), (64, d)) * jnp.geomspace(1, 0.1, 64)[:, None]
 
-    def fill(lo: int) -> None:
-        rng, part = np.random.default_rng(lo), X[lo : lo + 500]
-        rng.standard_normal(dtype=np.float32, out=part)
-        part += rng.standard_normal((len(part), 64), np.float32) @ maps
+    @jax.jit
+    def drawn(key):
+        own, shared = (
+            jax.random.normal(part, (500, m)) for part, m in zip(jax.random.split(key), (d, 64), strict=True)
+        )
+        return own + shared @ maps
 
-    with cf.ThreadPoolExecutor() as pool:
-        list(pool.map(fill, range(0, n, 500)))
+    for lo in range(0, n, 500):
+        X[lo : lo + 500] = drawn(jax.random.key(1 + lo))[: n - lo]
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def lowrank() -> np.ndarray:
@@ -295,11 +296,14 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES))
     parser.add_argument("--quick", action="store_true", help="A tenth of the rows and columns of the other parts.")
     parser.add_argument("--parts", nargs="*", default=["table", "disk", "pca"])
+    parser.add_argument("--keep", action="store_true", help="Keep the figures of other parts, from an earlier process.")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("docs/results/exact_device.json"))
     options = parser.parse_args()
     shrink = 10 if options.quick else 1
     found: dict[str, Any] = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "table": []}
+    if options.keep:
+        found |= json.loads(options.out.read_text()) | ({"table": []} if "table" in options.parts else {})
 
     def keep(name: str, value: Any) -> None:
         print(name, json.dumps(value), flush=True)

@@ -1,5 +1,6 @@
 """Sums of rows: no digit is lost, however the rows come."""
 
+import jax
 import numpy as np
 import pytest
 import scipy.sparse
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 import eigenstream as es
 from data import scaled
-from eigenstream.core.moments import BLOCK_ROWS, Moments
+from eigenstream.core.moments import BLOCK_ROWS, Moments, Summary
 
 X = scaled()
 
@@ -114,3 +115,30 @@ def test_a_constant_sparse_column_does_not_count(dtype, constant):
     np.testing.assert_allclose(sparse.eigenvalues, dense.eigenvalues, rtol=1e-4)
     assert "rank 5 of 6" in sparse.message
     assert "rank 5 of 6" in dense.message
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_trace_alone_is_that_of_the_whole_scatter(groups, sparse):
+    rng = np.random.default_rng(0)
+    rows, labels = rng.normal(size=(900, 12)) + 3, rng.integers(0, 3, 900) if groups > 1 else None
+    rows = scipy.sparse.csr_array(rows * (rng.random(rows.shape) < 0.2)) if sparse else rows
+    whole, trace, other = (Moments.empty(12, groups, trace_alone=alone) for alone in (False, True, True))
+    for lo in range(0, 900, 200):
+        part = rows[lo : lo + 200], None if labels is None else labels[lo : lo + 200]
+        whole = whole.add(*part)
+        trace, other = (trace.add(*part), other) if lo < 400 else (trace, other.add(*part))
+    trace = trace.merged(other)
+    assert trace.scatter.shape == ()
+    np.testing.assert_allclose(trace.total_scatter(), whole.total_scatter(), rtol=1e-12)
+    np.testing.assert_allclose(trace.group_means(), whole.group_means(), rtol=1e-12)
+
+
+def test_a_summary_holds_what_moments_do():
+    rows = np.random.default_rng(0).normal(size=(50, 6)) + 1e6
+    template = tuple(jax.ShapeDtypeStruct((size,), np.float32) for size in (2, 4))
+    summary = Summary.of(Moments.empty(6, trace_alone=True).add(rows), template)
+    again = Summary.of(summary.moments().add(rows), template)
+    assert again.counts.tolist() == [100]
+    np.testing.assert_allclose(np.hstack(again.means)[0], rows.mean(0), rtol=1e-15)
+    np.testing.assert_allclose(again.scatter, 2 * summary.scatter, rtol=1e-7)

@@ -270,12 +270,36 @@ def test_the_iteration_finds_the_largest_of_any_spectrum(name, on_host):
     assert np.abs(values[:, None] * V - V * np.asarray(found.values)).max() <= 2e-10 * size
 
 
-def test_a_residual_that_the_iteration_does_not_reach_asks_for_a_decomposition():
-    """As many rows as columns: the canonical correlations crowd at 1."""
-    few = rng.normal(size=(400, 200)), rng.normal(size=(400, 190))
-    lam, _, residuals, _ = solved(es.problems.cca(), [few], 8, "host")
-    np.testing.assert_allclose(lam, oracles.leading(*oracles.views(few), 8)[0], atol=1e-10)
-    assert residuals.max() < 1e-8
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("n", [350, 400, 460])
+def test_correlations_that_crowd_at_one_are_solved_by_an_inverse(n, where):
+    """About as many rows as columns. With fewer rows, 40 correlations are 1; copied columns make one block singular."""
+    few = rng.normal(size=(n, 200)), rng.normal(size=(n, 190))
+    few = np.c_[few[0], few[0][:, :5]], few[1]
+    assert pencil.crowd(n, [200, 190])
+    state = summed(es.problems.cca(), [few], 8, where)
+    found, _, info, _ = es.solvers.Exact().solve(es.problems.cca(), state, "largest", n)
+    wanted = oracles.leading(*oracles.views([few[0][:, :200], few[1]]), 8)[0]
+    np.testing.assert_allclose(found.eigenvalues, wanted, atol=1e-10)
+    assert found.method == "block Lanczos"
+    assert found.residual < 1e-10
+    assert info.residuals.max() < 1e-9
+
+
+def test_noise_crowds_at_one_with_as_many_rows_as_columns_and_not_with_many_rows():
+    for n, sizes in ((600, [200, 190]), (3000, [200, 190])):
+        x, y = (np.linalg.qr(rng.normal(size=(n, d)))[0] for d in sizes)
+        largest = np.linalg.norm(x.T @ y, 2) ** 2
+        assert pencil.crowd(n, sizes) == (largest > pencil.CROWDED)
+
+
+def test_an_indefinite_inverse_is_left_out():
+    """Correlations above 1, as rounding errors of nearly singular blocks give: there is no Cholesky factor."""
+    C = 1.1 * np.eye(40)
+    with wide():
+        for xp in (np, jnp):
+            T, one = [xp.eye(40)] * 2, xp.eye(40)
+            assert pencil._inverted(xp.asarray(C), T, lambda one=one: one, 2) is None
 
 
 @pytest.mark.parametrize("where", ["host", "device"])

@@ -11,7 +11,7 @@ import eigenstream as es
 import oracles
 from conftest import quick
 from data import sparse_rows
-from eigenstream.core import host_batches, players
+from eigenstream.core import host_batches, players, views
 from eigenstream.problems.checks import view_sizes
 from eigenstream.solvers import direction
 
@@ -77,7 +77,7 @@ def test_blocks_of_a_and_b_are_those_of_the_products(name):
     problem, batch, _ = PROBLEMS[name]
     batch = problem.accept(batch)
     operands = problem.statistics(batch, False).add(batch).operands()
-    products = problem.products(operands, players.identity(problem.template(batch)))
+    products = problem.products(views.read(operands), players.identity(problem.template(batch)))
     A, B = (players.to_matrix(M) for M in products)
     blocks = problem.metric(operands)
     whole = (1 + problem.ridge) * np.eye(len(B)) if blocks is None else scipy.linalg.block_diag(*(b() for b in blocks))
@@ -85,8 +85,9 @@ def test_blocks_of_a_and_b_are_those_of_the_products(name):
     between = problem.between(operands)
     assert (between is None) == (name not in ("cca", "cca-ridge", "pls"))
     if between is not None:
-        zero = np.zeros((len(between), len(between))), np.zeros((len(between.T), len(between.T)))
-        np.testing.assert_allclose(np.block([[zero[0], between], [between.T, zero[1]]]), A, atol=1e-12)
+        C = between()
+        zero = np.zeros((len(C), len(C))), np.zeros((len(C.T), len(C.T)))
+        np.testing.assert_allclose(np.block([[zero[0], C], [C.T, zero[1]]]), A, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -7,6 +7,7 @@ rows of the scatter are sharded over the ``feature`` axis.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from functools import cache, partial
@@ -21,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from eigenstream import distributed
 from eigenstream.core import transfer
-from eigenstream.core.moments import Moments, NotFinite, pilot, rows_to_read
+from eigenstream.core.moments import Moments, NotFinite, pilot, rows_to_read, spans
 from eigenstream.core.precision import compiled, wide
 
 #: Row panels in which one device multiplies the upper triangle.
@@ -42,7 +43,8 @@ class Sums(NamedTuple):
     #: (s, g) counts, and (s, g, d) means minus the pilot.
     counts: Any
     means: Any
-    #: (s, d, d): on one device the upper panels alone; on a mesh whole, with rows of zeros to a multiple of the shards.
+    #: Panels of the scatter's rows, each ``(s, w, d - first)``: from the panel's ``first`` row on, which the diagonal
+    #: starts. On a mesh one panel has all rows, and rows of zeros to a multiple of the shards.
     scatter: Any
 
 
@@ -60,10 +62,8 @@ class DeviceMoments:
         self._last: tuple[Any, Any] | None = None
         #: The merged sums, until more rows come.
         self._read: Sums | None = None
-        shards, features = (1, 1) if mesh is None else (mesh.shape["data"], mesh.shape["feature"])
-        shapes = (shards, groups), (shards, groups, d), (shards, -(-d // features) * features, d)
         with wide():
-            self._sums = Sums(*(_zeros(shape, mesh, spec) for shape, spec in zip(shapes, _SPECS, strict=True)))
+            self._sums = _empty(d, groups, mesh)()
 
     @classmethod
     def of(cls, moments: Moments, mesh: Mesh | None = None) -> DeviceMoments:
@@ -71,12 +71,16 @@ class DeviceMoments:
         out = cls(len(moments.pilot), len(moments.counts), mesh)
         if not moments.counts.any():
             return out
-        scatter = moments.scatter if mesh is None else moments.panel(0, len(moments.pilot), 1.0)
-        whole = Sums(*(np.zeros(x.shape) for x in out._sums))
-        for to, part in zip(whole, (moments.counts, moments.means, scatter), strict=True):
-            to[0][tuple(slice(n) for n in part.shape)] = part
+        d = len(moments.pilot)
+        panels = tuple(moments.panel(a, min(b, d), 1.0, columns=(a, d)) for a, b in _spans(d, mesh))
+
+        def placed(like: jax.Array, part: np.ndarray) -> jax.Array:
+            whole = np.zeros(like.shape)
+            whole[0][tuple(slice(n) for n in part.shape)] = part
+            return _place(whole, like.sharding)
+
         with wide():
-            out._sums = Sums(*(_place(x, like.sharding) for x, like in zip(whole, out._sums, strict=True)))
+            out._sums = jax.tree.map(placed, out._sums, Sums(moments.counts, moments.means, panels))
         out._pilot = moments.pilot
         return out
 
@@ -150,7 +154,7 @@ class DeviceMoments:
             raise NotFinite(batch)
 
     def _total(self) -> Sums:
-        """The merged sums: counts and means on the host, the scatter ``(1, d, d)`` on the device."""
+        """The merged sums: counts and means on the host, the scatter's panels ``(1, w, ...)`` on the device."""
         while self._sent:
             self._multiply()
         self._check()
@@ -195,19 +199,24 @@ class DeviceMoments:
         counts, means, on_device = self._total()
         whole = np.zeros((0, 0))
         if scatter:
-            whole = np.asfortranarray(np.triu(_fetched(on_device)[0][: self._d]))
+            whole = np.zeros((self._d, self._d), order="F")
+            for (a, b), panel in zip(_spans(self._d, self.mesh), on_device, strict=True):
+                # Above the diagonal, which host moments keep alone.
+                whole[a:b, a:] = np.triu(_fetched(panel)[0][: self._d - a])
         return Moments(counts, means, whole, np.zeros(self._d) if self._pilot is None else self._pilot)
 
-    def panel(self, start: int, stop: int, divisor: float, about_zero: bool = False) -> Any:
+    def panel(
+        self, start: int, stop: int, divisor: float, about_zero: bool = False, columns: tuple[int, int] | None = None
+    ) -> Any:
         """Rows ``start`` to ``stop`` of the scatter about the means, or about zero, over ``divisor``."""
         if self.mesh is not None and distributed.count() > 1:
-            return self.on_host().panel(start, stop, divisor, about_zero)
+            return self.on_host().panel(start, stop, divisor, about_zero, columns)
         counts, _, scatter = self._total()
         means = self.on_host(scatter=False).group_means()
         centres = np.sqrt(counts)[:, None] * means if about_zero else np.zeros((1, self._d))
         with wide():
             # CPU devices are threads of one process. Two programs at once may deadlock, so wait for this one.
-            return jax.block_until_ready(_panel(scatter, centres, divisor, start, stop, self.mesh is None))
+            return jax.block_until_ready(_panel(scatter, centres, divisor, (start, stop), columns or (0, self._d)))
 
 
 def _updated(sums: Sums, x: Any, labels: Any, present: Any, first: Any, short: bool) -> tuple[Sums, Any]:
@@ -222,31 +231,28 @@ def _updated(sums: Sums, x: Any, labels: Any, present: Any, first: Any, short: b
     mean = member.T @ x / jnp.maximum(arrived, 1)[:, None]
     finite = jnp.isfinite(mean).all()
     arrived, mean = jnp.where(finite, arrived, 0), jnp.where(finite, mean, 0)
-    z = jnp.where(finite & (present > 0)[:, None], x - (mean if g == 1 else member @ mean), 0)
     total = counts + arrived
-    share = (arrived / jnp.maximum(total, 1))[:, None]
-    gaps = (mean - means) * jnp.sqrt(counts[:, None] * share)
-    if short:
-        scatter = _with_product(_with_short_products(scatter, z, first), gaps, first)
-    else:
-        # In eights, a multiple of the rows in a tile of a GPU's float64 units.
-        scatter = _with_product(scatter, jnp.pad(jnp.concatenate([z, gaps]), ((0, -(len(z) + g) % 8), (0, 0))), first)
-    return Sums(total, means + share * (mean - means), scatter), finite
+    share, gaps = (arrived / jnp.maximum(total, 1))[:, None], mean - means
+    centres = mean - jnp.sqrt(counts / jnp.maximum(total, 1))[:, None] * gaps
+    z = jnp.where(finite & (present > 0)[:, None], x - (centres if g == 1 else member @ centres), 0)
+    scatter = (_with_short_products if short else _with_product)(scatter, z, first)
+    return Sums(total, means + share * gaps, scatter), finite
 
 
-def _with_product(scatter: Any, Z: Any, first: Any) -> Any:
-    """``scatter + ZᵀZ``: its upper panels, or the panel that starts at row ``first``."""
-    d = Z.shape[1]
+def _with_product(panels: Any, Z: Any, first: Any) -> Any:
+    """The panels of the scatter plus those of ``ZᵀZ``; of one panel that starts at row ``first``, if that is given.
+
+    Each panel is an array of its own, so that a matrix product is added to it in place.
+    """
     if first is not None:
-        width = len(scatter)
-        panel = jax.lax.dynamic_slice_in_dim(jnp.pad(Z, ((0, 0), (0, width))), first, width, axis=1)
-        return scatter + (panel.T @ Z).astype(scatter.dtype)
-    width = -(-d // PANELS)
-    for lo in range(0, d, width):
-        hi = min(d, lo + width)
-        product = (Z[:, lo:hi].T @ Z[:, lo:]).astype(scatter.dtype)
-        scatter = scatter.at[lo:hi, lo:].add(product)
-    return scatter
+        (panel,) = panels
+        width = len(panel)
+        rows = jax.lax.dynamic_slice_in_dim(jnp.pad(Z, ((0, 0), (0, width))), first, width, axis=1)
+        return (panel + (rows.T @ Z).astype(panel.dtype),)
+    ends = itertools.pairwise(itertools.accumulate(map(len, panels), initial=0))
+    return tuple(
+        panel + (Z[:, a:b].T @ Z[:, a:]).astype(panel.dtype) for (a, b), panel in zip(ends, panels, strict=True)
+    )
 
 
 def _with_short_products(scatter: Any, z: Any, first: Any) -> Any:
@@ -270,8 +276,13 @@ def _side_by_side(views: list[Any], point: Any) -> Any:
 def _add(sums: Sums, views: Any, labels: Any, count: Any, point: Any, short: bool) -> tuple[Sums, Any]:
     x = _side_by_side(views, point)
     present = (jnp.arange(len(x)) < count).astype(x.dtype)
-    after, finite = _updated(Sums(*(part[0] for part in sums)), x, labels, present, None, short)
-    return Sums(*(part[None] for part in after)), finite
+    after, finite = _updated(_first(sums), x, labels, present, None, short)
+    return jax.tree.map(lambda part: part[None], after), finite
+
+
+def _first(sums: Sums) -> Sums:
+    """The sums of the first shard of the rows, or of the only one."""
+    return jax.tree.map(lambda part: part[0], sums)
 
 
 _SPECS = Sums(P("data"), P("data"), P("data", "feature"))
@@ -282,11 +293,11 @@ def _mesh_program(mesh: Mesh, short: bool) -> Any:
     """The program that adds rows on a mesh: every device multiplies its rows by its panel of their features."""
 
     def local(sums: Sums, views: Any, labels: Any, present: Any, point: Any) -> tuple[Sums, Any]:
-        first = jax.lax.axis_index("feature") * sums.scatter.shape[1]
+        first = jax.lax.axis_index("feature") * sums.scatter[0].shape[1]
         x = _side_by_side(views, point)
-        after, finite = _updated(Sums(*(part[0] for part in sums)), x, labels, present, first, short)
+        after, finite = _updated(_first(sums), x, labels, present, first, short)
         ok = jax.lax.pmin(finite.astype(jnp.int32), ("data", "feature"))
-        return Sums(*(part[None] for part in after)), ok
+        return jax.tree.map(lambda part: part[None], after), ok
 
     def program(sums: Sums, views: Any, labels: Any, present: Any, point: Any) -> tuple[Sums, Any]:
         in_specs = (_SPECS, P("data"), P("data"), P("data"), P())
@@ -305,9 +316,9 @@ def _merge(mesh: Mesh) -> Any:
         share = sums.counts / jnp.where(counts > 0, counts, 1)
         means = (share[:, :, None] * sums.means).sum(0)
         gaps = (jnp.sqrt(sums.counts)[:, :, None] * (sums.means - means)).reshape(-1, sums.means.shape[-1])
-        scatter = sums.scatter.sum(0)
+        (scatter,) = (panel.sum(0) for panel in sums.scatter)
         rows = jnp.pad(gaps, ((0, 0), (0, len(scatter) - gaps.shape[1])))
-        return Sums(counts[None], means[None], (scatter + rows.T @ gaps)[None])
+        return Sums(counts[None], means[None], ((scatter + rows.T @ gaps)[None],))
 
     specs = Sums(P(), P(), P(None, "feature"))
     return compiled(program, out_shardings=Sums(*(NamedSharding(mesh, spec) for spec in specs)))
@@ -315,22 +326,30 @@ def _merge(mesh: Mesh) -> Any:
 
 @partial(compiled, donate_argnums=0)
 def _fade(sums: Sums, factor: Any) -> Sums:
-    return sums._replace(counts=factor * sums.counts, scatter=factor * sums.scatter)
+    return sums._replace(counts=factor * sums.counts, scatter=tuple(factor * panel for panel in sums.scatter))
 
 
 @compiled
-def _trace(scatter: Any) -> Any:
-    return jnp.trace(scatter[0])
+def _trace(panels: Any) -> Any:
+    return sum(jnp.trace(panel[0]) for panel in panels)
 
 
-@partial(compiled, static_argnums=(3, 4, 5))
-def _panel(scatter: Any, centres: Any, divisor: Any, start: int, stop: int, mirror: bool) -> Any:
-    rows = scatter[0, start:stop]
-    if mirror:
-        # Traced, or a d×d mask would be a constant of the program.
-        panel = jnp.arange(len(scatter[0])) // -(-len(scatter[0]) // PANELS)
-        rows = jnp.where(panel[start:stop, None] <= panel, rows, scatter[0, :, start:stop].T)
-    return (rows + centres[:, start:stop].T @ centres) / divisor
+@partial(compiled, static_argnums=(3, 4))
+def _panel(panels: Any, centres: Any, divisor: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
+    """Rows and columns of the scatter; columns before a panel are the rows of panels above it."""
+    spans = list(itertools.pairwise(itertools.accumulate((panel.shape[1] for panel in panels), initial=0)))
+    out = []
+    for i, (a, b) in enumerate(spans):
+        lo, hi = max(a, rows[0]), min(b, rows[1])
+        if lo < hi:
+            above = [
+                panels[j][0, max(columns[0] - c, 0) : columns[1] - c, lo - c : hi - c].T
+                for j, (c, d) in enumerate(spans[:i])
+                if max(columns[0], c) < min(columns[1], d)
+            ]
+            own = panels[i][0, lo - a : hi - a, max(columns[0] - a, 0) : max(columns[1] - a, 0)]
+            out.append(jnp.concatenate([*above, own], axis=1))
+    return (jnp.concatenate(out) + centres[:, slice(*rows)].T @ centres[:, slice(*columns)]) / divisor
 
 
 def _pilot(rows: Any) -> np.ndarray:
@@ -352,8 +371,25 @@ def _sent(x: Any) -> Callable[[], jax.Array]:
         return transfer.send([partial(piece, lo) for lo in range(0, size * PIECES, size)])
 
 
-def _zeros(shape: tuple[int, ...], mesh: Mesh | None, spec: P) -> jax.Array:
-    return jnp.zeros(shape) if mesh is None else jnp.zeros(shape, device=NamedSharding(mesh, spec))
+def _spans(d: int, mesh: Mesh | None) -> list[tuple[int, int]]:
+    """First and last rows of the panels of the scatter: on a mesh one panel, as long as its shards ask."""
+    if mesh is not None:
+        return [(0, -(-d // mesh.shape["feature"]) * mesh.shape["feature"])]
+    return spans(d, PANELS)
+
+
+@cache
+def _empty(d: int, groups: int, mesh: Mesh | None) -> Any:
+    """The program that gives sums of no rows."""
+    s = 1 if mesh is None else mesh.shape["data"]
+
+    def program() -> Sums:
+        panels = tuple(jnp.zeros((s, b - a, d - a)) for a, b in _spans(d, mesh))
+        return Sums(jnp.zeros((s, groups)), jnp.zeros((s, groups, d)), panels)
+
+    if mesh is None:
+        return compiled(program)
+    return compiled(program, out_shardings=Sums(*(NamedSharding(mesh, spec) for spec in _SPECS)))
 
 
 def _place(x: np.ndarray, sharding: Any) -> jax.Array:

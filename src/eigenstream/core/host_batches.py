@@ -14,6 +14,7 @@ import numpy as np
 import scipy.sparse
 from jax.experimental import sparse as jsparse
 
+from eigenstream.core import moments
 from eigenstream.core.transfer import Picked, pick, put
 from eigenstream.core.types import Tree
 from eigenstream.core.views import Filled, Sparse, n_rows
@@ -38,13 +39,8 @@ def pilot(batch: Tree) -> Tree | None:
     def one(leaf: Any) -> Any:
         if scipy.sparse.issparse(leaf):
             return np.zeros((1, leaf.shape[1]), leaf.dtype)
-        if isinstance(leaf, jax.Array):
-            mean, square = leaf.mean(0, keepdims=True), (leaf**2).mean(0, keepdims=True)
-            return jnp.where(mean**2 > 100 * (square - mean**2), mean, 0)
-        x = _matrix(leaf)
-        mean = x.mean(0, dtype=np.float64)
-        variance = np.einsum("ij,ij->j", x, x) / len(x) - mean**2
-        return np.where(mean**2 > 100 * variance, mean, 0).astype(x.dtype).reshape((1, *leaf.shape[1:]))
+        point = moments.pilot(_matrix(leaf).astype(np.promote_types(leaf.dtype, np.float32), copy=False))
+        return point.astype(leaf.dtype).reshape((1, *leaf.shape[1:]))
 
     points = _map(one, batch)
     return points if any(point.any() for point in jax.tree.leaves(points)) else None

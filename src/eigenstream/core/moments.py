@@ -1,8 +1,10 @@
 """First and second moments of rows, by group, in float64 on the host.
 
-A pilot (the mean of the first block, in features that are far from zero) is subtracted from every row. Each block is
-then centred by its own mean, multiplied, and merged (the pairwise update of Chan, Golub and LeVeque). Products and
-means therefore see numbers of the size of the deviations. `eigenstream.core.device_moments` does the same on a device.
+A pilot (the mean of the first block, in features that are far from zero) is subtracted from every row. Blocks are
+merged by the pairwise update of Chan, Golub and LeVeque, ``S + S' + N b / (N + b) (m' - m)(m' - m)ᵀ``, where ``N`` rows
+have mean ``m`` and scatter ``S`` and ``b`` more have ``m'`` and ``S'``. The products of the block's rows minus
+``m' - √(N / (N + b)) (m' - m)`` are the last two terms together. Products and means therefore see numbers of the size
+of the deviations. `eigenstream.core.device_moments` does the same on a device.
 """
 
 from __future__ import annotations
@@ -10,11 +12,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.linalg.blas
 import scipy.sparse
@@ -30,6 +31,8 @@ BLOCK_NUMBERS, LEAST_ROWS = 2**21, 2048
 #: Numbers that are read at once, 128 MB of float32, and the fewest and most rows. Fewer rows would leave a device
 #: little to multiply, more rows nothing to copy meanwhile.
 READ_NUMBERS, FEWEST, MOST = 2**25, 2**12, 2**15
+#: Numbers in a block whose means and squares alone are summed, 1 MB of float64.
+CACHED_NUMBERS = 2**17
 #: Rows of a matrix that are mirrored at once.
 MIRRORED = 512
 
@@ -44,12 +47,20 @@ def rows_to_read(d: int) -> int:
     return 1 << (max(FEWEST, min(MOST, READ_NUMBERS // d)).bit_length() - 1)
 
 
-def blocks(parts: list[Any], labels: np.ndarray | None = None) -> Iterator[tuple[list[Any], np.ndarray | None]]:
-    """Blocks of `block_rows` rows or a little more, whose columns are in ``parts``, with their labels."""
+def blocks(
+    parts: list[Any], labels: np.ndarray | None = None, rows: int | None = None
+) -> Iterator[tuple[list[Any], np.ndarray | None]]:
+    """Blocks of ``rows`` rows, or `block_rows`, or a little more, whose columns are in ``parts``, with their labels."""
     n, d = parts[0].shape[0], sum(part.shape[1] for part in parts)
-    count = max(1, n // block_rows(d))
+    count = max(1, n // (block_rows(d) if rows is None else rows))
     for start, stop in itertools.pairwise(n * i // count for i in range(count + 1)):
         yield [part[start:stop] for part in parts], None if labels is None else labels[start:stop]
+
+
+def spans(n: int, parts: int) -> list[tuple[int, int]]:
+    """First and last indices of about equal parts of ``n``."""
+    width = -(-n // parts)
+    return [(a, min(n, a + width)) for a in range(0, n, width)]
 
 
 class NotFinite(ValueError):
@@ -65,14 +76,15 @@ class Moments(NamedTuple):
 
     counts: np.ndarray
     means: np.ndarray
-    #: In column order. Only its upper triangle is used.
+    #: In column order. Only its upper triangle is used. Of shape (): its trace alone.
     scatter: np.ndarray
     #: A point near the rows, set by the first block; all sums are relative to it.
     pilot: np.ndarray
 
     @classmethod
-    def empty(cls, d: int, groups: int = 1) -> Moments:
-        return cls(np.zeros(groups), np.zeros((groups, d)), np.zeros((d, d), order="F"), np.zeros(d))
+    def empty(cls, d: int, groups: int = 1, trace_alone: bool = False) -> Moments:
+        scatter = np.zeros(()) if trace_alone else np.zeros((d, d), order="F")
+        return cls(np.zeros(groups), np.zeros((groups, d)), scatter, np.zeros(d))
 
     @property
     def n(self) -> float:
@@ -84,7 +96,9 @@ class Moments(NamedTuple):
         ``batch``: what an error names.
         """
         total = self
-        for block, group in blocks(rows if isinstance(rows, list) else [rows], labels):
+        # Without a matrix product, small blocks stay in the processor's cache.
+        size = None if self.scatter.ndim else max(1, CACHED_NUMBERS // len(self.pilot))
+        for block, group in blocks(rows if isinstance(rows, list) else [rows], labels, size):
             sparse = scipy.sparse.issparse(block[0])
             with np.errstate(invalid="ignore", over="ignore"):
                 after = total._with_sparse(block[0], group) if sparse else total._with(block, group)
@@ -95,27 +109,31 @@ class Moments(NamedTuple):
 
     def _with(self, parts: list[np.ndarray], group: np.ndarray | None) -> Moments | None:
         """The moments with a block of dense rows; None if it is not finite."""
-        b, groups = len(parts[0]), len(self.counts)
-        Z = _scratch_rows(b + groups, sum(x.shape[1] for x in parts))
-        x = Z[:b]
+        x = _scratch_rows(len(parts[0]), sum(x.shape[1] for x in parts))
         np.concatenate(parts, axis=1, out=x, casting="same_kind")
         point = self.pilot if self.counts.any() else pilot(x)
         if point.any():
             x -= point
-        counts, means = means_of_groups(x, group, groups)
+        counts, means = means_of_groups(x, group, len(self.counts))
         if not np.isfinite(means).all():
             return None
-        x -= means if group is None else means[group]
-        total, after, Z[b:] = self._united(counts, means)
-        return Moments(total, after, _added(self.scatter, Z), point)
+        total, after, _ = self._united(counts, means)
+        centres = means - np.sqrt(self.counts / np.maximum(total, 1))[:, None] * (means - self.means)
+        x -= centres if group is None else centres[group]
+        return Moments(total, after, _added(self.scatter, x), point)
 
     def _with_sparse(self, x: Any, group: np.ndarray | None) -> Moments | None:
-        counts, means, scatter = _sparse_moments(x, group, len(self.counts))
+        x = x.astype(np.float64)
+        counts, means = means_of_groups(x, group, len(self.counts))
         if not np.isfinite(means).all():
             return None
+        weighted = means * counts[:, None]
+        if self.scatter.ndim:
+            scatter = _sparse_scatter(x, weighted.T @ means)
+        else:
+            scatter = np.asarray(x.data @ x.data - (weighted * means).sum())
         total, after, gaps = self._united(counts, means - self.pilot)
-        scatter += self.scatter
-        return Moments(total, after, _added(np.asfortranarray(scatter), gaps), self.pilot)
+        return Moments(total, after, _added(scatter + self.scatter, gaps), self.pilot)
 
     def _united(self, counts: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Counts and means with those of more rows; rows whose products are the scatter between both means."""
@@ -146,21 +164,23 @@ class Moments(NamedTuple):
 
     def total_scatter(self) -> float:
         """The sum of squared distances of all rows from their group means."""
-        return float(np.trace(self.scatter))
+        return float(np.trace(self.scatter) if self.scatter.ndim else self.scatter)
 
-    def panel(self, start: int, stop: int, divisor: float, about_zero: bool = False) -> np.ndarray:
+    def panel(
+        self, start: int, stop: int, divisor: float, about_zero: bool = False, columns: tuple[int, int] | None = None
+    ) -> np.ndarray:
         """Rows ``start`` to ``stop`` of the scatter about the means, or about zero, over ``divisor``."""
-        out = np.empty((stop - start, len(self.pilot)))
+        first, last = columns or (0, len(self.pilot))
+        out = np.empty((stop - start, last - first))
         centres = np.sqrt(self.counts)[:, None] * self.group_means()
         for lo in range(start, stop, MIRRORED):
             hi = min(stop, lo + MIRRORED)
-            rows = out[lo - start : hi - start]
-            rows[:, :lo], rows[:, hi:] = self.scatter[:lo, lo:hi].T, self.scatter[lo:hi, hi:]
             corner = np.triu(self.scatter[lo:hi, lo:hi])
-            rows[:, lo:hi] = corner + np.triu(corner, 1).T
+            corner += np.triu(corner, 1).T
+            rows = np.hstack([self.scatter[:lo, lo:hi].T, corner, self.scatter[lo:hi, hi:]])[:, first:last]
             if about_zero:
-                rows += centres[:, lo:hi].T @ centres
-            rows /= divisor
+                rows += centres[:, lo:hi].T @ centres[:, first:last]
+            np.divide(rows, divisor, out=out[lo - start : hi - start])
         return out
 
 
@@ -172,7 +192,9 @@ def pilot(x: np.ndarray) -> np.ndarray:
 
 
 def _added(scatter: np.ndarray, Z: np.ndarray) -> np.ndarray:
-    """``scatter + ZᵀZ`` in the memory of ``scatter``: the upper triangle."""
+    """``scatter + ZᵀZ`` in the memory of ``scatter``: the upper triangle; or the trace."""
+    if not scatter.ndim:
+        return np.asarray(scatter + np.vdot(Z, Z))
     if not scatter.flags.f_contiguous:
         scatter = np.asfortranarray(scatter)
     return scipy.linalg.blas.dsyrk(1.0, Z.T, beta=1.0, c=scatter, overwrite_c=True)
@@ -204,16 +226,14 @@ def _ones(n: int, dtype: np.dtype) -> np.ndarray:
     return np.ones(n, dtype)
 
 
-def _sparse_moments(x: Any, group: np.ndarray | None, groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Counts, means and scatter of sparse rows."""
-    x = x.astype(np.float64)
-    counts, means = means_of_groups(x, group, groups)
+def _sparse_scatter(x: Any, of_means: np.ndarray) -> np.ndarray:
+    """The scatter of sparse rows, given that of their means about zero."""
     raw = (x.T @ x).toarray()
-    scatter = raw - (means * counts[:, None]).T @ means
+    scatter = raw - of_means
     # Sparse rows are not centred before the product, so a constant feature leaves a rounding error: set it to 0.
     constant = np.diag(scatter) <= 1e-11 * np.diag(raw)
     scatter[constant], scatter[:, constant] = 0, 0
-    return counts, means, scatter
+    return scatter
 
 
 _scratch = threading.local()
@@ -228,7 +248,7 @@ def _scratch_rows(n: int, d: int) -> np.ndarray:
 
 
 class Summary(NamedTuple):
-    """Counts, means and total scatter of rows by group, in float64 on the host."""
+    """Counts, means and total scatter of rows by group."""
 
     #: The number of rows of each group, ``(g,)``; one group if rows have no labels.
     counts: np.ndarray
@@ -238,60 +258,15 @@ class Summary(NamedTuple):
     scatter: np.ndarray
 
     @classmethod
-    def empty(cls, template: Tree, groups: int = 1) -> Summary:
-        means = jax.tree.map(lambda leaf: np.zeros((groups, *leaf.shape)), template)
-        return cls(np.zeros(groups), means, np.zeros(()))
-
-    @classmethod
-    def of_moments(cls, moments: Moments, template: Tree) -> Summary:
+    def of(cls, moments: Moments, template: Tree) -> Summary:
         means = players.from_matrix(moments.group_means().T, template)
         return cls(moments.counts, means, np.asarray(moments.total_scatter()))
 
-    @classmethod
-    def of_one_group(cls, n: float, mean: np.ndarray, scatter: float, template: Tree) -> Summary:
-        return cls(np.array([n], np.float64), players.from_matrix(mean[:, None], template), np.asarray(scatter))
-
-    def add(self, x: Tree, labels: np.ndarray | None = None) -> Summary:
-        """The summary with more rows, from the host or a device. With labels the scatter is not computed (NaN)."""
-        leaves, structure = jax.tree.flatten(x, is_leaf=scipy.sparse.issparse)
-        found = [_leaf_means(leaf, labels, len(self.counts)) for leaf in leaves]
-        counts, scatter = found[0][0], np.nan
-        if labels is None:
-            squares = zip(map(_square, leaves), found, strict=True)
-            scatter = sum(square - counts[0] * np.vdot(mean, mean) for square, (_, mean) in squares)
-        means = jax.tree.unflatten(structure, [mean for _, mean in found])
-        return self._merged(Summary(counts, means, np.asarray(scatter)))
-
-    def _merged(self, other: Summary) -> Summary:
-        """The pairwise update of Chan, Golub and LeVeque."""
-        counts = self.counts + other.counts
-        gaps = jax.tree.map(lambda a, b: (b.reshape(a.shape) - a).reshape(len(a), -1), self.means, other.means)
-        share = (other.counts / np.maximum(counts, 1))[:, None]
-        means = jax.tree.map(lambda m, gap: m + (share * gap).reshape(m.shape), self.means, gaps)
-        weight = self.counts * other.counts / np.maximum(counts, 1)
-        between = (weight * sum(np.vecdot(gap, gap) for gap in jax.tree.leaves(gaps))).sum()
-        return Summary(counts, means, np.asarray(self.scatter + other.scatter + between))
-
-    @staticmethod
-    def joined(parts: list[Summary]) -> Summary:
-        """The summary of rows that several processes summed."""
-        return reduce(Summary._merged, parts)
+    def moments(self) -> Moments:
+        """The inverse: moments with the trace of the scatter alone."""
+        means = players.to_matrix(self.means).T
+        return Moments(self.counts, means, np.asarray(self.scatter), np.zeros(means.shape[1]))
 
     def less(self, point: Tree | None) -> Summary:
         """The summary of the rows before ``point`` was subtracted."""
         return self if point is None else self._replace(means=jax.tree.map(np.add, self.means, point))
-
-
-def _leaf_means(leaf: Any, labels: np.ndarray | None, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and means ``(g, d)`` of the groups in a leaf; computed on the device for one group there."""
-    b = leaf.shape[0]
-    if isinstance(leaf, jax.Array) and labels is None:
-        # A product, because XLA sums columns slowly on a CPU.
-        sums = jnp.matmul(jnp.ones((1, b), leaf.dtype), leaf.reshape(b, -1), precision="highest")
-        return np.array([b], np.float64), np.asarray(sums, np.float64) / b
-    return means_of_groups(leaf if scipy.sparse.issparse(leaf) else np.asarray(leaf).reshape(b, -1), labels, groups)
-
-
-def _square(leaf: Any) -> float:
-    values = leaf.data if scipy.sparse.issparse(leaf) else leaf
-    return float(jnp.vdot(values, values) if isinstance(leaf, jax.Array) else np.vdot(values, values))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ import numpy as np
 import scipy.linalg
 
 from eigenstream.core import krylov
+from eigenstream.core.moments import spans
 from eigenstream.core.precision import compiled
 from eigenstream.core.ritz import leading
 
@@ -25,8 +27,13 @@ from eigenstream.core.ritz import leading
 ROUGH, HOST_LIMIT, DEVICE_LIMIT = 1e-8, 5000, 12000
 #: Triangles up to this size are inverted by a solve.
 TRIANGLE = 2048
-#: Up to this dimension a device decomposes as fast as it iterates.
-DEVICE_SMALL = 2048
+#: The largest dimensions that are decomposed as fast as an iteration takes, on a processor and on a device.
+HOST_SMALL, DEVICE_SMALL = 3072, 2048
+#: Squared correlations of noise above which two views are solved by an inverse; its shift above 1, which exceeds the
+#: rounding errors of covariances.
+CROWDED, SHIFT = 0.9, 1 + 1e-6
+#: Panels in which a device multiplies one triangle of a symmetric product.
+PANELS = 8
 
 
 class Solved(NamedTuple):
@@ -97,83 +104,190 @@ class Across:
         return self.C @ Z if self.T is None else self.T[0].T @ (self.C @ (self.T[1] @ Z))
 
 
-def _of_two_views(C: Any, T: list[Any] | None, ranks: list[int], k: int, sign: int) -> Solved:
+def is_small(x: Any, d: int) -> bool:
+    """Whether a matrix of dimension ``d`` beside ``x`` is decomposed as fast as an iteration takes."""
+    if isinstance(x, np.ndarray):
+        return d <= HOST_SMALL
+    return d <= DEVICE_SMALL and len(x.devices()) == 1
+
+
+def _of_two_views(
+    C: Any, T: list[Any] | None, Bx: Callable[[], Any] | None, ranks: list[int], k: int, sign: int, n: float
+) -> Solved:
     """The singular vectors of the covariance of two whitened views, which are the eigenvectors of both together.
 
     One step of ``M Mᵀ`` counts for two of the operator on both views, on vectors of half the length.
     """
     host = isinstance(C, np.ndarray)
-    xp: Any = np if host else jnp
     # The products of a processor wait for memory: one matrix is read faster than three.
     whole = Across(T[0].T @ (C @ T[1]), None) if host and T is not None else Across(C, T)
-    found = krylov.largest(whole, ranks[0], k, host)
-    Q, R = xp.linalg.qr(whole.right(found.vectors))
-    P, rho, W = np.linalg.svd(np.asarray(R).T)
-    u, v = found.vectors @ P, Q @ W.T
-    rest = np.asarray(xp.linalg.norm(whole.left(v) - u * rho, axis=0))
+    finish: Any = _paired if host else _paired_on_device
+
+    def plain() -> Any:
+        if is_small(C, ranks[0]) and host:
+            return _top(whole.C @ whole.C.T, k)[1]
+        if is_small(C, ranks[0]):
+            return _decomposed(whole, ranks[0], k)
+        return krylov.largest(whole, ranks[0], k, host).vectors
+
+    ways: list[Callable[[], Any]] = [plain]
+    if T is not None and Bx is not None:
+        ways.append(partial(_inverted, C, T, Bx, k))
+    found = []
+    for way in reversed(ways) if crowd(n, ranks) else ways:
+        left = way()
+        if left is not None:
+            rho, vectors, rest = finish(whole, left, T, sign)
+            rho = np.asarray(rho)
+            residual = float(krylov.relative(np.asarray(rest), rho, rho[0], np))
+            found.append(Solved(sign * rho, vectors, ranks, "block Lanczos", residual))
+            if found[-1].converged:
+                break
+    return min(found, key=lambda one: one.residual)
+
+
+def crowd(n: float, ranks: list[int]) -> bool:
+    """Whether the correlations of ``n`` rows of noise in views of these ranks reach CROWDED (Wachter, 1980)."""
+    x, y = (min(r / n, 0.5) for r in ranks)
+    return ((x * (1 - y)) ** 0.5 + (y * (1 - x)) ** 0.5) ** 2 > CROWDED
+
+
+def _inverted(C: Any, T: list[Any], Bx: Callable[[], Any], k: int) -> Any | None:
+    """The leading left singular vectors by the inverse of ``σ - M Mᵀ``, with ``σ`` just above the largest correlation.
+
+    Correlations that crowd at 1 have gaps of 10⁻⁶ and less, which the inverse spreads. In features, ``σ - M Mᵀ`` is
+    ``S = σ Bx - C By⁻¹ Cᵀ``; with ``Uᵀ S U = I`` the largest eigenvalues of ``Uᵀ Bx U`` are wanted. None if rounding
+    errors make ``S`` indefinite.
+    """
+    host = isinstance(C, np.ndarray)
+    square, triangular = (t.shape[0] == t.shape[1] for t in T)
+    # The inverse of a Cholesky factor, or else of eigenvectors.
+    triangular = triangular and not np.asarray(T[1][-1, :-1]).any()
+    # Where Bx is singular, its range takes the place of the features.
+    X = Bx() if square else (np if host else jnp).eye(T[0].shape[1])
+    try:
+        U = (_shifted_factor if host else _shifted_factor_on_device)(X, C, T, square, triangular)
+    except scipy.linalg.LinAlgError:
+        return None
+    if not np.isfinite(np.asarray(U[-1, -1])):
+        return None
+    found = krylov.largest(Reduced(X, [U], _product, 1), len(X), k, host)
+    return (_in_whitened if host else _in_whitened_on_device)(X, U, T, found.vectors, square)
+
+
+def _shifted_factor(X: Any, C: Any, T: list[Any], square: bool, triangular: bool) -> Any:
+    """``U`` with ``Uᵀ S U = I``; not finite, or an error, if ``S`` is indefinite."""
+    xp: Any = np if isinstance(C, np.ndarray) else jnp
+    N = xp.concatenate([C[:, :b] @ T[1][:b, a:b] for a, b in spans(len(T[1]), PANELS)], 1) if triangular else C @ T[1]
+    N = N if square else T[0].T @ N
+    if xp is np:
+        L = scipy.linalg.cholesky(SHIFT * X - N @ N.T, lower=True, overwrite_a=True, check_finite=False)
+        return scipy.linalg.lapack.dtrtri(L, lower=1, overwrite_c=1)[0].T
+    # Only the lower panels are read.
+    S = [jnp.pad(SHIFT * X[a:b, :b] - N[a:b] @ N[:b].T, ((0, 0), (0, len(X) - b))) for a, b in spans(len(X), PANELS)]
+    return _inverse(jax.lax.linalg.cholesky(jnp.concatenate(S), symmetrize_input=False)).T
+
+
+def _in_whitened(X: Any, U: Any, T: list[Any], F: Any, square: bool) -> Any:
+    """Vectors ``U F`` in orthonormal whitened coordinates; ``T⁻¹ = Tᵀ Bx`` if ``T`` is square."""
+    xp: Any = np if isinstance(X, np.ndarray) else jnp
+    a = U @ F
+    return xp.linalg.qr(T[0].T @ (X @ a) if square else a)[0]
+
+
+def _product(matrix: Any, V: Any) -> Any:
+    return matrix @ V
+
+
+def _paired(whole: Across, left: Any, T: list[Any] | None, sign: int) -> tuple[Any, Any, Any]:
+    """Singular values, vectors of both views, and residuals, from the span of the left singular vectors."""
+    xp: Any = np if isinstance(left, np.ndarray) else jnp
+    Q, R = xp.linalg.qr(whole.right(left))
+    P, rho, W = xp.linalg.svd(R.T)
+    u, v = left @ P, Q @ W.T
+    rest = xp.linalg.norm(whole.left(v) - u * rho, axis=0)
     pair = (u, sign * v) if T is None else (T[0] @ u, sign * (T[1] @ v))
-    residual = float(krylov.relative(rest, rho, rho[0], np))
-    return Solved(sign * rho, xp.concatenate(pair) / 2**0.5, ranks, "block Lanczos", residual)
+    return rho, xp.concatenate(pair) / 2**0.5, rest
+
+
+_paired_on_device = compiled(_paired, static_argnums=3)
+_shifted_factor_on_device = compiled(_shifted_factor, static_argnums=(3, 4))
+_in_whitened_on_device = compiled(_in_whitened, static_argnums=4)
+
+
+def _top(H: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ``k`` largest eigenvalues of a host matrix, descending, and their vectors."""
+    lam, V = scipy.linalg.eigh(H, subset_by_index=[len(H) - k, len(H) - 1], overwrite_a=True, check_finite=False)
+    return lam[::-1], V[:, ::-1]
+
+
+@partial(compiled, static_argnums=(1, 2))
+def _decomposed(operator: Any, d: int, k: int) -> Any:
+    return jnp.linalg.eigh(operator(jnp.eye(d)))[1][:, : -1 - k : -1]
 
 
 def solve(
     times: Callable[[Any, Any], Any],
-    operands: Any,
+    operands: Callable[[], Any],
     B: list[Callable[[], Any]] | None,
-    C: Any,
+    C: Callable[[], Any] | None,
     sizes: list[int],
     k: int,
     which: str,
     cutoff: float,
+    n: float,
 ) -> Solved:
     """Solve ``A v = λ B v`` on the range of ``B``, which may be singular; ``B`` of None is the identity.
 
     Each block of ``B`` is scaled to unit diagonal, so that its rank does not depend on the features' units. Its
     eigenvalues below ``cutoff``, relative to the largest, count as 0. ``C``: if ``A`` is the covariance ``C`` between
-    two views, beside its transpose; else None.
+    two views, beside its transpose; else None. Functions form the matrices when they are needed. ``n``: the number of
+    rows behind them.
     """
     T, ranks, condition = (None, sizes, 1.0) if B is None else _whitened(B, cutoff)
-    found = _solve(times, operands, T, C, ranks, k, which)
+    found = _solve(times, operands, B, T, C, ranks, k, which, n)
     return found._replace(condition=condition)
 
 
 def _solve(
     times: Callable[[Any, Any], Any],
-    operands: Any,
+    operands: Callable[[], Any],
+    B: list[Callable[[], Any]] | None,
     T: list[Any] | None,
-    C: Any,
+    C: Callable[[], Any] | None,
     ranks: list[int],
     k: int,
     which: str,
+    n: float,
 ) -> Solved:
     """The leading pairs, given the whitening ``T`` of ``B``."""
     rank = sum(ranks)
     count = min(k, rank)
     if not rank:
         return Solved(np.zeros(0), np.zeros((sum(map(len, T or ())), 0)), ranks, "none")
-    first = jax.tree.leaves((operands, T))[0]
-    host = isinstance(first, np.ndarray)
-    small = not host and rank <= DEVICE_SMALL and len(first.devices()) == 1
-    reduced = Reduced(operands, T, times, -1 if which == "smallest" else 1)
+    sign = -1 if which == "smallest" else 1
     found = []
-    if which != "magnitude" and not small:
-        if C is not None and krylov.fits(min(ranks), count):
-            found.append(_of_two_views(C, T, ranks, count, reduced.sign))
-        # The squares of small singular values may be below rounding error. Their operator on both views has them.
-        if krylov.fits(rank, count) and not any(one.converged for one in found):
-            lam, Z, residual = krylov.largest(reduced, rank, count, host)
-            vectors = reduced.lifted(Z)
-            found.append(Solved(reduced.sign * np.asarray(lam), vectors, ranks, "block Lanczos", residual))
+    if C is not None and which != "magnitude" and krylov.fits(min(ranks), count):
+        found.append(_of_two_views(C(), T, B[0] if B else None, ranks, count, sign, n))
+        if found[0].converged:
+            return found[0]
+    # The squares of small singular values may be below rounding error. Their operator on both views has them.
+    reduced = Reduced(operands(), T, times, sign)
+    first = jax.tree.leaves(reduced)[0]
+    host = isinstance(first, np.ndarray)
+    if which != "magnitude" and krylov.fits(rank, count) and not (C is None and is_small(first, rank)):
+        lam, Z, residual = krylov.largest(reduced, rank, count, host)
+        found.append(Solved(sign * np.asarray(lam), reduced.lifted(Z), ranks, "block Lanczos", residual))
     best = min(found, key=lambda one: one.residual, default=None)
     if best is not None and (best.converged or rank > (HOST_LIMIT if host else DEVICE_LIMIT)):
         return best
     H = reduced(np.eye(rank) if host else jnp.eye(rank))
     H = (H + H.T) / 2
     if host and which != "magnitude" and count < rank:
-        lam, R = scipy.linalg.eigh(H, subset_by_index=[rank - count, rank - 1])
+        lam, R = _top(H, count)
     else:
         lam, R = np.linalg.eigh(H) if host else jnp.linalg.eigh(H)
-    lam = reduced.sign * np.asarray(lam)
+    lam = sign * np.asarray(lam)
     order = leading(lam, count, which)
     return Solved(lam[order], reduced.lifted(R[:, order]), ranks, "eigh")
 

@@ -40,9 +40,9 @@ def _rounds() -> bool:
     return jax.config.jax_default_matmul_precision == "bfloat16"  # type: ignore[attr-defined]
 
 
-#: `jax.jit` for programs in float64, without the kernels for products that XLA would compile and time beside those of
-#: the vendor's library.
-compiled = partial(jax.jit, compiler_options={"xla_gpu_enable_triton_gemm": False})
+#: `jax.jit` for programs of large products, by the kernels that the vendor's library chooses. XLA would otherwise
+#: compile others and time all of them. That takes up to a minute, gains nothing here, and may choose others next time.
+compiled = partial(jax.jit, compiler_options={"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0})
 
 
 def wide() -> AbstractContextManager[Any]:

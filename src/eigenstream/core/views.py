@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -65,13 +65,14 @@ class Centred(NamedTuple):
 class Covariance:
     """The rows of a symmetric second moment that belong to one leaf, from ``start`` on, in place of its rows."""
 
+    #: An array; before `read`, a function that forms it, or its columns from a first to a last one.
     panel: Any
     start: int
     shape: tuple[int, ...]
 
     @property
     def span(self) -> slice:
-        return slice(self.start, self.start + self.panel.shape[0])
+        return slice(self.start, self.start + math.prod(self.shape))
 
 
 class Mean(NamedTuple):
@@ -339,11 +340,30 @@ def stacked(batch: Tree, m: int) -> Tree | None:
 
 
 def covariance_view(rows: Callable[[int, int], Any], template: Tree) -> Tree:
-    """The second moment of all features as a view shaped like ``template``; ``rows(a, b)`` gives rows a to b of it."""
+    """The second moment of all features as a view shaped like ``template``, still to be `read`.
+
+    ``rows(a, b)`` gives rows a to b of it, and ``rows(a, b, columns=(c, d))`` the columns c to d of these.
+    """
     items, structure = jax.tree.flatten(template)
     ends = np.cumsum([0] + [math.prod(s.shape) for s in items]).tolist()
     spans = zip(pairwise(ends), items, strict=True)
-    return jax.tree.unflatten(structure, [Covariance(rows(a, b), a, tuple(s.shape)) for (a, b), s in spans])
+    return jax.tree.unflatten(structure, [Covariance(partial(rows, a, b), a, tuple(s.shape)) for (a, b), s in spans])
+
+
+def read(x: Tree) -> Tree:
+    """Form the panels of all `Covariance` leaves."""
+    return map_leaves(lambda leaf: replace(leaf, panel=leaf.panel()) if isinstance(leaf, Covariance) else leaf, x)
+
+
+def to_be_put(x: Tree) -> Tree:
+    """`Covariance` leaves to be read whose panels will be put on JAX's default device; other arrays are put at once."""
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, Covariance):
+            return jnp.asarray(leaf)
+        return replace(leaf, panel=lambda **how: jnp.asarray(leaf.panel(**how)))
+
+    return map_leaves(one, x)
 
 
 def second_moment(x: Tree, ridge: float) -> Any:
@@ -354,9 +374,9 @@ def second_moment(x: Tree, ridge: float) -> Any:
 
 
 def cross_moment(x: Tree, y: Tree) -> Any:
-    """The second moments of the features of one view with those of another, both of `Covariance` leaves."""
-    columns = slice(leaves(y)[0].span.start, leaves(y)[-1].span.stop)
-    panels = [leaf.panel[:, columns] for leaf in leaves(x)]
+    """The second moments of the features of one view with those of another, both of `Covariance` leaves to be read."""
+    columns = leaves(y)[0].span.start, leaves(y)[-1].span.stop
+    panels = [leaf.panel(columns=columns) for leaf in leaves(x)]
     if len(panels) == 1:
         return panels[0]
     return np.concatenate(panels) if isinstance(panels[0], np.ndarray) else jnp.concatenate(panels)

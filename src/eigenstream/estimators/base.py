@@ -73,7 +73,9 @@ DOCS = {
     "{pair}": """x_mean_, y_mean_ : arrays
     single_target_ : bool
         Whether ``y`` was a vector, so that `predict` gives one.
-    coef_, intercept_ : (dy, dx) and (dy,) arrays
+    slopes_, intercept_ : (k, dy) and (dy,) arrays
+        Regression of ``y`` on the scores of ``X``.
+    coef_ : (dy, dx) array
         Coefficients of `predict`.""",
     "{graph}": """affinity : {"nearest_neighbors", "rbf", "precomputed"}, another scikit-learn kernel, or a function
         How to make a graph of the rows. ``"precomputed"``: ``X`` is its symmetric matrix of weights, dense or sparse.

@@ -68,9 +68,15 @@ class PairMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         self.x_mean_, self.y_mean_ = measured.means
         self.x_loadings_, self.y_loadings_ = loadings
         self.n_features_in_, self.n_components_ = self.x_weights_.shape
-        slopes = np.linalg.pinv(measured.within[0], hermitian=True) @ measured.towards.T
-        self.coef_ = (self.x_weights_ @ slopes).T
-        self.intercept_ = self.y_mean_ - self.coef_ @ self.x_mean_
+        self.slopes_ = np.linalg.pinv(measured.within[0], hermitian=True) @ measured.towards.T
+        self.intercept_ = self.y_mean_ - (self.x_mean_ @ self.x_weights_) @ self.slopes_
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """(dy, dx): the coefficients of `predict`, formed when they are asked for."""
+        # Models of version 0.1 hold them, and no slopes.
+        saved = vars(self).get("coef_")
+        return (self.x_weights_ @ self.slopes_).T if saved is None else saved
 
     def transform(self, X: Any, y: Any = None) -> Any:
         """Scores of ``X``, or of both views if ``y`` is given; of ``y`` alone if ``X`` is None."""
@@ -93,7 +99,10 @@ class PairMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
     def predict(self, X: Any) -> np.ndarray:
         """The second view from the first, by regression on its scores."""
         X = self._checked_new(X)
-        Y = projected(X, self.coef_.T, self.x_mean_) + self.y_mean_
+        if "coef_" in vars(self):
+            Y = projected(X, self.coef_.T, self.x_mean_) + self.y_mean_
+        else:
+            Y = projected(X, self.x_weights_, self.x_mean_) @ self.slopes_.astype(X.dtype) + self.y_mean_
         return Y[:, 0] if vars(self).get("single_target_") else Y
 
     def __sklearn_tags__(self) -> Any:

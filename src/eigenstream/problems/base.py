@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eigenstream.core import host_batches, players, views
-from eigenstream.core.moments import Summary
+from eigenstream.core.moments import Moments
 from eigenstream.core.precision import matmul
 from eigenstream.core.types import Tree
 from eigenstream.problems.checks import check_options, check_views
@@ -155,9 +155,9 @@ class Problem:
         """Update the running means with a batch."""
         return views.update_mean(memory, batch) if self.uses_running_mean else memory
 
-    def start_summary(self, template: Tree) -> Summary | None:
-        """An empty summary of rows; None if rows have no mean."""
-        return Summary.empty(template, self.groups) if self.has_rows else None
+    def no_rows(self, template: Tree) -> Moments | None:
+        """Counts, means and total scatter of no rows; None if rows have no mean."""
+        return Moments.empty(players.size(template), self.groups, trace_alone=True) if self.has_rows else None
 
     def centred(self, memory: Tree, rows: Tree) -> Tree:
         if self.uses_running_mean:
@@ -250,13 +250,13 @@ class Problem:
         return MomentStatistics.empty(self, batch)
 
     def from_moments(self, statistics: MomentStatistics) -> Tree:
-        """The argument of `products` in place of rows."""
+        """The argument of `products` in place of rows, still to be read by `eigenstream.core.views.read`."""
         return statistics.covariance_view()
 
     def metric(self, x: Tree) -> list[Callable[[], Any]] | None:
         """Functions that give ``B``'s diagonal blocks, from statistics; None if ``B`` is the identity and a ridge."""
         return None if self.orthonormal else [partial(views.second_moment, v, self.ridge) for v in self.blocks(x)]
 
-    def between(self, x: Tree) -> Any:
-        """``C`` if ``A = [[0, C], [Cᵀ, 0]]``, from statistics in place of rows; else None."""
+    def between(self, x: Tree) -> Callable[[], Any] | None:
+        """A function that gives ``C`` if ``A = [[0, C], [Cᵀ, 0]]``, from statistics in place of rows; else None."""
         return None

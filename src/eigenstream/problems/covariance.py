@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -78,8 +79,8 @@ class CCA(Problem):
             None if self.ridge else _factors(x, scores, [s / 2 for s in scores]),
         )
 
-    def between(self, x: Tree) -> Any:
-        return views.cross_moment(*x) if len(x) == 2 else None
+    def between(self, x: Tree) -> Callable[[], Any] | None:
+        return partial(views.cross_moment, *x) if len(x) == 2 else None
 
     def blocks(self, V: Tree) -> tuple[Tree, ...]:
         return tuple(V)
@@ -122,8 +123,8 @@ class PLS(Problem):
         both = CCA.products(CCA(2), x, V)
         return replace(both, BV=players.ridged(V, V, self.ridge, 1.0), in_B=None)
 
-    def between(self, x: Tree) -> Any:
-        return views.cross_moment(*x)
+    def between(self, x: Tree) -> Callable[[], Any] | None:
+        return partial(views.cross_moment, *x)
 
     def most_components(self, sizes: list[int]) -> int:
         return most_of_views(sizes)

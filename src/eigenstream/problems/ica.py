@@ -133,7 +133,7 @@ class FourthStatistics(Statistics):
         return Fourth([fourth], second, second)
 
     def summary(self) -> Summary:
-        return Summary.of_one_group(self.n, self.mean, np.trace(self.second), self.template)
+        return _summary(self.n, self.mean, np.trace(self.second), self.template)
 
 
 @jax.tree_util.register_dataclass
@@ -203,7 +203,7 @@ class ThirdStatistics(Statistics):
     def summary(self) -> Summary:
         m = self.first / self.n
         scatter = np.trace(self.second) - self.n * (m @ m)
-        return Summary.of_one_group(self.n, self.pilot + m, scatter, self.template)
+        return _summary(self.n, self.pilot + m, scatter, self.template)
 
     def operands(self) -> Fourth:
         """Expand ``E[|z-m|² (z-m)(z-m)ᵀ]`` in moments of ``z``, the rows minus the pilot, and their mean ``m``."""
@@ -222,7 +222,14 @@ def dense_blocks(batch: Tree) -> Any:
 
 
 def _view(C: np.ndarray, template: Tree) -> Tree:
-    return views.covariance_view(lambda a, b: C[a:b], template)
+    def rows(a: int, b: int, columns: tuple[int, int] = (0, len(C))) -> np.ndarray:
+        return C[a:b, slice(*columns)]
+
+    return views.covariance_view(rows, template)
+
+
+def _summary(n: int, mean: np.ndarray, scatter: Any, template: Tree) -> Summary:
+    return Summary(np.array([n], np.float64), players.from_matrix(mean[:, None], template), np.asarray(scatter))
 
 
 def _check_sums(batch: Tree, sums: np.ndarray) -> None:

@@ -80,4 +80,4 @@ class MomentStatistics(Statistics):
         return self.problem.from_moments(self)
 
     def summary(self) -> Summary:
-        return Summary.of_moments(self.moments, self.template)
+        return Summary.of(self.moments, self.template)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eigenstream.core import host_batches, views
-from eigenstream.core.moments import Summary
+from eigenstream.core.moments import Moments, Summary
 from eigenstream.core.transfer import Picked
 from eigenstream.core.types import Tree
 from eigenstream.problems.checks import check_finite
@@ -102,8 +102,8 @@ class Intake:
         guard.seen += b
         return rows
 
-    def settled(self, left: int = 0) -> Iterator[Summary]:
-        """Read what was found, except in the last ``left`` blocks: summaries, if they are wanted."""
+    def settled(self, left: int = 0) -> Iterator[Moments]:
+        """Read what was found, except in the last ``left`` blocks: moments, if they are wanted."""
         while len(self._under_way) > left:
             block = self._under_way.popleft()
             found = block.found
@@ -113,7 +113,7 @@ class Intake:
                 self.outliers.note(block.seen, np.asarray(found.scaled))
             if self.summed:
                 means, scatter = jax.tree.map(lambda x: np.asarray(x, np.float64), (found.means, found.scatter))
-                yield Summary(np.array([views.n_rows(block.rows)], np.float64), means, scatter)
+                yield Summary(np.array([views.n_rows(block.rows)], np.float64), means, scatter).moments()
 
 
 def on_accelerator(state: Tree) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 
 from eigenstream import distributed
 from eigenstream.core import host_batches, views
-from eigenstream.core.moments import Summary
+from eigenstream.core.moments import Moments, Summary
 from eigenstream.core.transfer import Picked, pick
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
@@ -64,7 +64,8 @@ class SteppingEngine(Engine):
         self.problem: Problem = self.placement.replicate(problem)
         self.template, self.state = template, self.placement.state(state, template)
         self.pilot = None if problem.noiseless else problem.pilot(first)
-        self.sums = problem.start_summary(template) if setup.summarise else None
+        #: Counts, means and total scatter of the rows less the pilot.
+        self.sums = problem.no_rows(template) if setup.summarise else None
         self.info: Any = None
         self.criterion = "residual" if solver.has_residual else ""
         self.fewest_rows = solver.fewest_rows(problem)
@@ -133,7 +134,8 @@ class SteppingEngine(Engine):
         """Add rows to the summary, in one of the processes that hold them."""
         mine = self.placement.is_first_with_its_rows if views.n_rows(near) < total else distributed.is_first()
         if self.sums is not None and mine:
-            self.sums = self.sums.add(*self.problem.split(near))
+            rows, labels = self.problem.split(near)
+            self.sums = self.sums.add(host_batches.dense_parts(rows), labels)
 
     def _use_pilot(self) -> None:
         # JAX would round float64 rows before the pilot is subtracted, so the host subtracts it.
@@ -157,9 +159,9 @@ class SteppingEngine(Engine):
 
     def _settle(self, left: int = 0) -> None:
         """Read what the device found in rows; raises if they are not finite."""
-        for summary in self.intake.settled(left) if self.intake is not None else ():
+        for moments in self.intake.settled(left) if self.intake is not None else ():
             assert self.sums is not None
-            self.sums = Summary.joined([self.sums, summary])
+            self.sums = self.sums.merged(moments)
 
     def _near(self, batch: Tree) -> Tree:
         """The rows less the pilot."""
@@ -192,9 +194,14 @@ class SteppingEngine(Engine):
         self._before = None
         return epoch + 1 < max_epochs and not self.problem.noiseless
 
+    def _summary(self) -> Summary | None:
+        """The summary of the rows of all processes, less the pilot."""
+        if self.sums is None:
+            return None
+        return Summary.of(reduce(Moments.merged, distributed.gather_all(self.sums)), self.template)
+
     def _kept(self) -> Any:
-        sums = None if self.sums is None else Summary.joined(distributed.gather_all(self.sums))
-        return for_checkpoint(self.state), on_host(self.info), self.pilot, sums
+        return for_checkpoint(self.state), on_host(self.info), self.pilot, self._summary()
 
     def saveable(self) -> list[Any] | None:
         if self.info is None:
@@ -204,14 +211,14 @@ class SteppingEngine(Engine):
 
     def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
         blank = Info(jnp.zeros(self._k), jnp.zeros(self._k))
-        template = (on_host(self.state), self.info or blank, self.pilot, self.sums)
+        template = (on_host(self.state), self.info or blank, self.pilot, self._summary())
         fresh, structure = jax.tree.flatten(template)
         leaves = [like_fresh(x, arrays.get(i)) for i, x in enumerate(fresh)]
-        state, info, self.pilot, self.sums = jax.tree.unflatten(structure, leaves)
+        state, info, self.pilot, summary = jax.tree.unflatten(structure, leaves)
         self._use_pilot()
-        if self.sums is not None and not distributed.is_first():
-            # The saved sums are of all processes: only the first continues from them.
-            self.sums = self.problem.start_summary(self.template)
+        # The saved sums are of all processes: only the first continues from them.
+        if summary is not None and distributed.is_first():
+            self.sums = summary.moments()
         state, self.info = jax.tree.map(jnp.asarray, (state, info))
         self.state = self.placement.state(state, self.template)
 
@@ -241,7 +248,8 @@ class SteppingEngine(Engine):
 
     def summary(self) -> Summary | None:
         self._settle()
-        return None if self.sums is None else Summary.joined(distributed.gather_all(self.sums)).less(self.pilot)
+        summary = self._summary()
+        return None if summary is None else summary.less(self.pilot)
 
 
 def _fetched(batch: Tree) -> Tree:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ import scipy.sparse
 from eigenstream.core import host_batches, players, ritz, views
 from eigenstream.core.moments import NotFinite
 from eigenstream.core.pencil import ROUGH, Solved, solve
-from eigenstream.core.precision import wide
+from eigenstream.core.precision import compiled, wide
 from eigenstream.core.ritz import fix_signs
 from eigenstream.core.types import Tree
 from eigenstream.metrics import residuals
@@ -113,43 +114,38 @@ class Exact:
         Of problems of several views also, for each view, the covariance ``(d, k)`` of all features with its scores.
         """
         with report_not_finite():
-            operands = state.statistics.operands()
+            operands, summary = state.statistics.operands(), state.statistics.summary()
         if isinstance(operands, Operands):
             A, B = map(to_host, operands)
             lam, V, method = solve_on_host(A, B, state.k or A.shape[0], which, 0.0, 0)
+            info = EighInfo(method, residuals(V, lam, A, B), True, f"{len(lam)} pairs by {method}")
             solved = Solved(lam, V, [V.shape[0]], method)
-            rest, message = residuals(V, lam, A, B), f"{len(lam)} pairs by {method}"
-        else:
-            with wide():
-                solved, rest = self._from_moments(problem, state, operands, which, n)
-            message = "solved exactly"
-            if not solved.converged:
-                message = f"not solved to {ROUGH:g}: the relative residual is {solved.residual:.1g}"
-        info = EighInfo(solved.method, rest, solved.converged, message)
-        V = fix_signs(players.from_matrix(np.asarray(solved.vectors), state.template))
-        crossed = None
-        # A plain tuple is one covariance for each view. Operands of LDA and ICA are named tuples.
-        if type(operands) is tuple:
-            with wide():
-                crossed = [np.asarray(views.project(x, v)).T for x, v in zip(operands, V, strict=True)]
-        return solved, V, info, crossed
-
-    def _from_moments(
-        self, problem: Problem, state: ExactState, operands: Tree, which: str, n: int
-    ) -> tuple[Solved, np.ndarray]:
-        sizes, d = view_sizes(state.template), players.size(state.template)
-        if jax.default_backend() != "cpu" and d >= DEVICE_FEATURES:
-            # Some sums are taken on the host. They are solved on the device as well.
-            operands = jax.tree.map(jnp.asarray, operands)
-        # LAPACK's rounding, and that of the rows: a column dependent to relative error ε leaves a variance of ε².
-        cutoff = max(d * np.finfo(np.float64).eps, (ROUNDED * state.epsilon) ** 2)
-        sums = [leaf for leaf in views.leaves(operands) if isinstance(leaf, views.Covariance)]
-        if not all(np.isfinite(np.asarray(leaf.panel[:, leaf.span].trace())) for leaf in sums):
+            return solved, fix_signs(players.from_matrix(V, state.template)), info, None
+        if summary is not None and not np.isfinite(summary.scatter):
             raise ValueError("the sums are not finite: the rows hold numbers too large to square")
         times = Times(problem, state.template)
+        with wide():
+            if _solves_on_device(players.size(state.template)):
+                # Some sums are taken on the host. They are solved on the device as well.
+                operands = views.to_be_put(operands)
+            solved = self._from_moments(problem, state, operands, times, which, n)
+            # Only now, when the factors of B are freed.
+            V = fix_signs(players.from_matrix(np.asarray(solved.vectors), state.template))
+            rest, crossed = times.measured(views.read(operands), V, solved.eigenvalues)
+        message = "solved exactly"
+        if not solved.converged:
+            message = f"not solved to {ROUGH:g}: the relative residual is {solved.residual:.1g}"
+        return solved, V, EighInfo(solved.method, rest, solved.converged, message), crossed
+
+    def _from_moments(
+        self, problem: Problem, state: ExactState, operands: Tree, times: Times, which: str, n: int
+    ) -> Solved:
+        sizes, d = view_sizes(state.template), players.size(state.template)
+        # LAPACK's rounding, and that of the rows: a column dependent to relative error ε leaves a variance of ε².
+        cutoff = max(d * np.finfo(np.float64).eps, (ROUNDED * state.epsilon) ** 2)
         k = problem.most_components(sizes) if state.k is None else state.k
         B, C = problem.metric(operands), problem.between(operands)
-        solved = solve(times, operands, B, C, sizes, k, which, cutoff)
+        solved = solve(times, partial(views.read, operands), B, C, sizes, k, which, cutoff, n)
         if problem.orthonormal:
             # B is 1 + ridge times the identity.
             solved = solved.scaled(1 + problem.ridge)
@@ -173,7 +169,7 @@ class Exact:
                 f"k={state.k} is too large: B has ranks {solved.ranks} (constant or duplicate columns, or few "
                 f"rows), so there are {most} components; give k of at most {most}, or {more}"
             )
-        return solved, times.residuals(operands, solved)
+        return solved
 
 
 class Times:
@@ -195,14 +191,29 @@ class Times:
         leaves = [leaf.reshape(len(leaf), -1).T for leaf in jax.tree.leaves(AV)]
         return leaves[0] if len(leaves) == 1 else (np if isinstance(V, np.ndarray) else jnp).concatenate(leaves)
 
-    def residuals(self, operands: Tree, solved: Solved) -> np.ndarray:
-        V = players.from_matrix(solved.vectors, self.template)
-        AV, BV = self.problem.products(operands, V)
-        # ‖A‖ by a power iteration: the wanted eigenvalues may be the smallest.
-        images = self(operands, np.random.default_rng(0).normal(size=(players.size(self.template), 4)))
-        norms = [np.linalg.norm(np.asarray(M), axis=0) for M in (images, self(operands, images))]
-        norm_A = (norms[1] / np.where(norms[0] > 0, norms[0], 1)).max()
-        return np.asarray(ritz.residuals(V, AV, BV, solved.eigenvalues, norm_A))
+    def measured(self, operands: Tree, V: Tree, lam: np.ndarray) -> tuple[np.ndarray, list[np.ndarray] | None]:
+        """Residuals of eigenpairs and, of several views, the covariance of all features with each view's scores."""
+        start = np.random.default_rng(0).normal(size=(players.size(self.template), 4))
+        on_host = isinstance(jax.tree.leaves(operands)[0], np.ndarray)
+        rest, crossed = (_measured if on_host else _measured_on_device)(self, operands, V, lam, start)
+        return np.asarray(rest), crossed and [np.asarray(scores).T for scores in crossed]
+
+
+def _measured(times: Times, operands: Tree, V: Tree, lam: Any, start: Any) -> tuple[Any, list[Any] | None]:
+    xp: Any = np if isinstance(start, np.ndarray) else jnp
+    AV, BV = times.problem.products(operands, V)
+    # ‖A‖ by a power iteration: the wanted eigenvalues may be the smallest.
+    images = times(operands, start)
+    norms = [xp.linalg.norm(M, axis=0) for M in (images, times(operands, images))]
+    norm_A = (norms[1] / xp.where(norms[0] > 0, norms[0], 1)).max()
+    # A plain tuple is one covariance for each view. Operands of LDA and ICA are named tuples.
+    crossed = None
+    if type(operands) is tuple:
+        crossed = [views.project(x, v) for x, v in zip(operands, V, strict=True)]
+    return ritz.residuals(V, AV, BV, lam, norm_A), crossed
+
+
+_measured_on_device = compiled(_measured, static_argnums=0)
 
 
 @contextmanager
@@ -219,4 +230,8 @@ def sums_on_device(batch: Tree, d: int, mesh: Any) -> bool:
     """Whether to sum on a device: for a mesh, and for dense rows of many features if JAX's own device is no CPU."""
     if any(scipy.sparse.issparse(leaf) for leaf in views.leaves(batch)):
         return False
-    return mesh is not None or (jax.default_backend() != "cpu" and d >= DEVICE_FEATURES)
+    return mesh is not None or _solves_on_device(d)
+
+
+def _solves_on_device(d: int) -> bool:
+    return jax.default_backend() != "cpu" and d >= DEVICE_FEATURES
