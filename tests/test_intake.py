@@ -7,7 +7,9 @@ import pytest
 
 import eigenstream as es
 from conftest import check_refused
-from eigenstream.run import intake, stepping_engine
+from eigenstream.core import views
+from eigenstream.run import game_engine, intake, stepping_engine
+from eigenstream.run.game_engine import GameEngine
 from eigenstream.run.outliers import Outliers
 from test_checkpoint import assert_same, runs
 
@@ -24,6 +26,8 @@ def both(monkeypatch):
         out = []
         for answer in (False, True):
             monkeypatch.setattr(stepping_engine, "on_accelerator", lambda state, answer=answer: answer)
+            # No memory for more first rows than on a processor.
+            monkeypatch.setattr(game_engine, "free_bytes", lambda: 0.0)
             out.append(f())
         return out
 
@@ -48,6 +52,30 @@ def test_the_same_fit(both, dtype, shift, batches):
     # Means of float64 rows less their pilot are summed in float32 on the device.
     np.testing.assert_allclose(device.mean_, host.mean_, atol=3e-7)
     np.testing.assert_allclose(device.explained_variance_ratio_, host.explained_variance_ratio_, rtol=2e-6)
+
+
+def test_rows_that_fit_an_accelerator_are_kept_there_and_solved(monkeypatch):
+    """As many moves as it takes, on large blocks; a stream that does not fit is used once, and both go on later."""
+    monkeypatch.setattr(stepping_engine, "on_accelerator", lambda state: True)
+    sizes = []
+    joined = GameEngine._join_kept
+
+    def watched(engine):
+        joined(engine)
+        sizes.append([views.n_rows(block) for block in engine.opening.blocks])
+
+    monkeypatch.setattr(GameEngine, "_join_kept", watched)
+    whole, streamed = (es.PCA(3, solver=GAME, memory_budget=budget).fit(X) for budget in (1e9, 1.0))
+    exact = es.PCA(3).fit(X)
+    assert sizes[0] == [5003]
+    assert "converged: all rows were kept" in whole.message_
+    assert "kept" not in streamed.message_
+    np.testing.assert_allclose(whole.explained_variance_, exact.explained_variance_, rtol=3e-4)
+    assert es.metrics.subspace_error(whole.components_.T, exact.components_.T) < 1e-6
+    for model in (whole, streamed):
+        assert model._run.engine.opening is None
+        assert model.partial_fit(X[:500]).n_samples_seen_ == 5503
+        assert model.converged_
 
 
 @pytest.mark.parametrize("size", [100, 1000])

@@ -36,6 +36,8 @@ class Setup(NamedTuple):
     #: Whether counts and means of the rows are wanted, as an estimator does.
     summarise: bool = False
     placement: Placement = Placement()
+    #: Bytes that a solver may take for sums or rows; None: half of what is free.
+    memory_budget: float | None = None
 
 
 class Stop(NamedTuple):
@@ -129,6 +131,10 @@ class Engine(Protocol):
 
     def flush(self) -> None:
         """Learn from the queued rows."""
+        return
+
+    def free_rows(self) -> None:
+        """Free rows that were kept for the result of a stream, where they would take a device's memory."""
         return
 
     def reopen(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from copy import copy
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eigenstream.core import host_batches, players, views
+from eigenstream.core.memory import free_bytes
+from eigenstream.core.precision import compiled
 from eigenstream.core.transfer import Picked
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
@@ -25,22 +26,26 @@ from eigenstream.solvers.game.opening import FIRST_BLOCK, SOLVED, Opening
 from eigenstream.solvers.game.verdict import verdict
 
 
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _next_state(method: str, solver: Game, problem: Problem, state: Any, *more: Any) -> Any:
+def _applied(method: str, solver: Game, problem: Problem, state: Any, *more: Any) -> Any:
     return placed(getattr(Game, method))(solver, problem, state, *more)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _measured(method: str, solver: Game, problem: Problem, state: Any, *more: Any) -> Any:
-    return placed(getattr(Game, method))(solver, problem, state, *more)
+_next_state = jax.jit(_applied, static_argnums=(0, 1), donate_argnums=3)
+_measured = jax.jit(_applied, static_argnums=(0, 1))
+#: How methods are compiled that do not return the next state, or multiply kept rows in large blocks, a few times.
+COMPILED = {
+    "validate": _measured,
+    "info": _measured,
+    "multiply_exactly": compiled(_applied, static_argnums=(0, 1), donate_argnums=3),
+}
 
 
 #: Rows that are multiplied at once: fewer leave a processor idle.
 BLOCK = 512
 #: Block sizes that are compiled as they come; others are cut into powers of two.
 FEW = 4
-#: The most numbers in a block.
-NUMBERS = 2**23
+#: The most numbers in a block, in one on an accelerator, and in one of kept rows there.
+NUMBERS, DEVICE_NUMBERS, KEPT_NUMBERS = 2**23, 2**25, 2**28
 
 
 class GameEngine(SteppingEngine):
@@ -61,7 +66,9 @@ class GameEngine(SteppingEngine):
         #: The first rows; None once the game has opened.
         self.opening: Opening | None = None
         if self.solver.opening and not (self.problem.noiseless or self.state.plays_all or self.solver.half_life):
-            self.opening = Opening(self.solver.opening)
+            # Rows that fit an accelerator are kept there.
+            room = 0.0 if self.intake is None else setup.memory_budget or free_bytes() / 2
+            self.opening = Opening(self.solver.opening, room)
 
     @property
     def holds_whole_stream(self) -> bool:
@@ -97,7 +104,8 @@ class GameEngine(SteppingEngine):
     def _when_enough(self, near: Tree) -> list[Tree] | None:
         # A power of two of batches, so that a stream of equal batches compiles few programs.
         most = FIRST_BLOCK if self.opening is not None else min(self._left, BLOCK)
-        wanted = max(1, int(min(most, NUMBERS / self._width)) // views.n_rows(near)).bit_length()
+        numbers = NUMBERS if self.intake is None else DEVICE_NUMBERS
+        wanted = max(1, int(min(most, numbers / self._width)) // views.n_rows(near)).bit_length()
         enough = len(self._queue) + len(self._raw) >= 1 << (wanted - 1) or self._given
         return self._dequeued() if enough and self._queued() >= self.fewest_rows else None
 
@@ -137,8 +145,7 @@ class GameEngine(SteppingEngine):
             self._queue.extend(host_batches.cut(rows, sizes))
 
     def _apply(self, method: str, state: Any, *more: Any) -> Any:
-        run = _measured if method in ("validate", "info") else _next_state
-        return self.placement.run(run, method, self.solver, self.problem, state, *more)
+        return self.placement.run(COMPILED.get(method, _next_state), method, self.solver, self.problem, state, *more)
 
     def _learn(self, block: Tree, method: str = "gather") -> None:
         if self.opening is None:
@@ -155,6 +162,18 @@ class GameEngine(SteppingEngine):
             for block in validation:
                 self._learn(block, "multiply")
 
+    def _join_kept(self) -> None:
+        """Join kept rows on an accelerator to large blocks, so that a move has few programs."""
+        assert self.opening is not None
+        if self.intake is None or not all(map(is_dense, self.opening.blocks)):
+            return
+        waiting, self.opening.blocks = self.opening.blocks, []
+        each = max(1, KEPT_NUMBERS // (self._width * max(map(n_rows, waiting), default=1)))
+        while waiting:
+            self.opening.blocks.append(host_batches.join(*waiting[:each]))
+            # Free these before the next are joined.
+            del waiting[:each]
+
     def _move(self) -> None:
         if bool(self.solver.sketch_is_due(self.state)):
             self.state = self._apply("update_sketch", self.state)
@@ -168,6 +187,7 @@ class GameEngine(SteppingEngine):
             else:
                 self.state = self.opening.add(self._apply, self.state, block, n_rows(block))
         if self.opening is not None:
+            self._join_kept()
             self.state = self.opening.solve(self._apply, self.state)
         elif not self.problem.noiseless and float(self.state.gathered.rows) > 0:
             self._move()
@@ -178,6 +198,10 @@ class GameEngine(SteppingEngine):
             return False
         self.state = self.state._replace(first_pass=np.array(False))
         return True
+
+    def free_rows(self) -> None:
+        if self.intake is not None and self.opening is not None:
+            self.opening, self._left = None, float(self.state.rows_to_next_move)
 
     def reopen(self) -> None:
         self.state = self.state._replace(first_pass=np.array(True))

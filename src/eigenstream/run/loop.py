@@ -108,7 +108,7 @@ class Run:
         self.solver, self.reason = chosen(
             self.solver, self.problem, view_sizes(template), self.which, self.budget, self.half_life
         )
-        options = self.which, repeatable, self.seed, self.for_estimator, self.placement
+        options = self.which, repeatable, self.seed, self.for_estimator, self.placement, self.budget
         setup = Setup(self.problem, self.solver, self.k, batch, *options)
         self.template = template
         self.engine = start_engine(setup)
@@ -230,7 +230,9 @@ class Run:
             if self.engine.holds_whole_stream:
                 self.engine.flush()
                 self.snapshot()
-            return self.result(tol)
+            result = self.result(tol)
+            self.engine.free_rows()
+            return result
 
     def _check_stepping(self, stream: Epochs, max_epochs: int, tol: float | None) -> None:
         if tol is not None and not self.engine.criterion:

@@ -66,8 +66,9 @@ class Game:
         Scale rows down to this many times the mean squared norm, and report them. Default: rows are taken as they are,
         as by every solver.
     opening : float
-        Memory for the first rows, as a multiple of that of the state. The game opens with several moves on them; a
-        stream that fits is solved whole. 0: every row is used once.
+        Memory for the first rows, as a multiple of that of the state; on a GPU at least ``memory_budget``, or half of
+        what is free. The game opens with several moves on them; a stream that fits is solved whole. 0: every row is
+        used once.
 
     Examples
     --------
@@ -200,6 +201,11 @@ class Game:
     def multiply(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
         """Add the products of observed rows with the players, which do not move."""
         return state._replace(gathered=players.add(state.gathered, self._products(problem, state, batch)))
+
+    def multiply_exactly(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
+        """`multiply` for rows that are kept: without sampling noise, the rounding of short products would show."""
+        with jax.default_matmul_precision("highest"):
+            return self.multiply(problem, state, batch)
 
     def gather(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
         """Observe a batch and multiply it; score the players on its rows if this is their first pass."""

@@ -38,9 +38,9 @@ SOLVED = 1e-4
 class Opening:
     """The first blocks of rows, and what was learned from them."""
 
-    def __init__(self, room: float):
-        #: The memory for first rows, as a multiple of the state's.
-        self.room = room
+    def __init__(self, share: float, least: float = 0.0):
+        #: The memory for first rows: as a multiple of the state's, and at least so many bytes.
+        self.share, self.least = share, least
         self.blocks: list[Tree] = []
         self._bytes = self._rows = self._sketched = 0
         #: Whether the players solve the eigenproblem of all blocks.
@@ -55,7 +55,8 @@ class Opening:
         return self._update_sketch(apply, state)
 
     def is_full(self, state: GameState) -> bool:
-        return self._bytes > room(self.room, n_bytes(state), memory_limit(state))
+        of_state = n_bytes(state)
+        return self._bytes > room(max(self.share * of_state, self.least), of_state, memory_limit(state))
 
     def _update_sketch(self, apply: Apply, state: GameState, least: int = FIRST_BLOCK) -> GameState:
         """Update the sketches once the rows have grown enough."""
@@ -107,13 +108,13 @@ class Opening:
 def _move_on(apply: Apply, state: GameState, blocks: list[Tree]) -> GameState:
     """Move once with products of these blocks alone."""
     for block in blocks:
-        state = apply("multiply", state, block)
+        state = apply("multiply_exactly", state, block)
     return apply("move", state, True)
 
 
-def room(share: float, state: float, limit: float) -> float:
-    """Bytes for first rows beside a state of this many bytes, on a device of ``limit`` bytes."""
-    return min(share * state, limit - MOVING * state)
+def room(wanted: float, state: float, limit: float) -> float:
+    """Bytes for first rows of those wanted, beside a state of this many bytes on a device of ``limit`` bytes."""
+    return min(wanted, limit - MOVING * state)
 
 
 def memory_limit(state: GameState) -> float:

@@ -74,6 +74,10 @@ def verdict(state: Any, rows_read: int, solved: bool = False) -> Verdict:
     # With K = d there is nothing to gain by moving, and no row is lost.
     last = float(np.median(gains[-3:]) if len(gains) > 2 else gains.max(initial=0)) if len(gains) else 1.0
     to_come = 0.0 if state.plays_all else TO_COME * last
+    if solved:
+        # Without noise an eigenvalue is no farther from its Ritz value than the residual.
+        bound = np.asarray(state.preconditioned_residuals, np.float64).sum() * float(state.size)
+        to_come = min(to_come, bound / max(np.abs(lam).sum(), np.finfo(np.float64).tiny))
     lost = 0.0 if solved or state.plays_all else LOST * float(state.kappa) / known if known else 1.0
     shortfall = min(max(to_come, 0.0) + lost, 1.0)
     converged = shortfall < ENOUGH
