@@ -271,6 +271,18 @@ def test_the_iteration_finds_the_largest_of_any_spectrum(name, on_host):
 
 
 @pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(("dx", "dy", "k"), [(130, 6, 3), (6, 120, 6), (130, 1, 1), (20, 100, 20)])
+def test_views_of_unequal_width_are_solved_by_the_smaller(dx, dy, k, where):
+    for problem, oracle in ((es.problems.cca(ridge=0.01), oracles.views), (es.problems.pls(), None)):
+        batch = X[:, :dx], Y[:, :dy]
+        A, B = oracles.pls(*batch) if oracle is None else oracle(batch, ridge=0.01)
+        lam, V, residuals, _ = solved(problem, batched(batch), k, where)
+        np.testing.assert_allclose(lam, oracles.leading(A, B, k)[0], atol=1e-10 * np.abs(A).max())
+        np.testing.assert_allclose(V.T @ B @ V, np.eye(k), atol=1e-10)
+        assert residuals.max() < 1e-9
+
+
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("n", [350, 400, 460])
 def test_correlations_that_crowd_at_one_are_solved_by_an_inverse(n, where):
     """About as many rows as columns. With fewer rows, 40 correlations are 1; copied columns make one block singular."""

@@ -112,38 +112,40 @@ def is_small(x: Any, d: int) -> bool:
 
 
 def _of_two_views(
-    C: Any, T: list[Any] | None, Bx: Callable[[], Any] | None, ranks: list[int], k: int, sign: int, n: float
-) -> Solved:
+    C: Any, T: list[Any] | None, B: list[Callable[[], Any]] | None, ranks: list[int], k: int, sign: int, n: float
+) -> list[Solved]:
     """The singular vectors of the covariance of two whitened views, which are the eigenvectors of both together.
 
-    One step of ``M Mᵀ`` counts for two of the operator on both views, on vectors of half the length.
+    One step of ``M Mᵀ`` counts for two of the operator on both views, on vectors of half the length or less. Several
+    ways are tried, until one has converged.
     """
     host = isinstance(C, np.ndarray)
+    # The view of the smaller rank first.
+    flip = ranks[1] < ranks[0]
+    if flip:
+        C, T, B = C.T, T and T[::-1], B and B[::-1]
+    d = min(ranks)
     # The products of a processor wait for memory: one matrix is read faster than three.
     whole = Across(T[0].T @ (C @ T[1]), None) if host and T is not None else Across(C, T)
     finish: Any = _paired if host else _paired_on_device
-
-    def plain() -> Any:
-        if is_small(C, ranks[0]) and host:
-            return _top(whole.C @ whole.C.T, k)[1]
-        if is_small(C, ranks[0]):
-            return _decomposed(whole, ranks[0], k)
-        return krylov.largest(whole, ranks[0], k, host).vectors
-
-    ways: list[Callable[[], Any]] = [plain]
-    if T is not None and Bx is not None:
-        ways.append(partial(_inverted, C, T, Bx, k))
+    ways: list[Callable[[], Any]] = []
+    if is_small(C, d):
+        ways.append(partial(_decomposed if host else _decomposed_on_device, whole, d, k))
+    elif krylov.fits(d, k):
+        ways.append(lambda: krylov.largest(whole, d, k, host).vectors)
+    if T is not None and B is not None and krylov.fits(d, k):
+        ways.append(partial(_inverted, C, T, B[0], k))
     found = []
     for way in reversed(ways) if crowd(n, ranks) else ways:
         left = way()
         if left is not None:
-            rho, vectors, rest = finish(whole, left, T, sign)
+            rho, vectors, rest = finish(whole, left, T, sign, flip)
             rho = np.asarray(rho)
             residual = float(krylov.relative(np.asarray(rest), rho, rho[0], np))
             found.append(Solved(sign * rho, vectors, ranks, "block Lanczos", residual))
             if found[-1].converged:
                 break
-    return min(found, key=lambda one: one.residual)
+    return found
 
 
 def crowd(n: float, ranks: list[int]) -> bool:
@@ -199,7 +201,7 @@ def _product(matrix: Any, V: Any) -> Any:
     return matrix @ V
 
 
-def _paired(whole: Across, left: Any, T: list[Any] | None, sign: int) -> tuple[Any, Any, Any]:
+def _paired(whole: Across, left: Any, T: list[Any] | None, sign: int, flip: bool) -> tuple[Any, Any, Any]:
     """Singular values, vectors of both views, and residuals, from the span of the left singular vectors."""
     xp: Any = np if isinstance(left, np.ndarray) else jnp
     Q, R = xp.linalg.qr(whole.right(left))
@@ -207,10 +209,18 @@ def _paired(whole: Across, left: Any, T: list[Any] | None, sign: int) -> tuple[A
     u, v = left @ P, Q @ W.T
     rest = xp.linalg.norm(whole.left(v) - u * rho, axis=0)
     pair = (u, sign * v) if T is None else (T[0] @ u, sign * (T[1] @ v))
-    return rho, xp.concatenate(pair) / 2**0.5, rest
+    return rho, xp.concatenate(pair[::-1] if flip else pair) / 2**0.5, rest
 
 
-_paired_on_device = compiled(_paired, static_argnums=3)
+def _decomposed(whole: Across, d: int, k: int) -> Any:
+    """The leading left singular vectors by the eigenvectors of ``M Mᵀ``."""
+    if isinstance(whole.C, np.ndarray):
+        return _top(whole.C @ whole.C.T, k)[1]
+    return jnp.linalg.eigh(whole(jnp.eye(d)))[1][:, : -1 - k : -1]
+
+
+_paired_on_device = compiled(_paired, static_argnums=(3, 4))
+_decomposed_on_device = compiled(_decomposed, static_argnums=(1, 2))
 _shifted_factor_on_device = compiled(_shifted_factor, static_argnums=(3, 4))
 _in_whitened_on_device = compiled(_in_whitened, static_argnums=4)
 
@@ -219,11 +229,6 @@ def _top(H: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The ``k`` largest eigenvalues of a host matrix, descending, and their vectors."""
     lam, V = scipy.linalg.eigh(H, subset_by_index=[len(H) - k, len(H) - 1], overwrite_a=True, check_finite=False)
     return lam[::-1], V[:, ::-1]
-
-
-@partial(compiled, static_argnums=(1, 2))
-def _decomposed(operator: Any, d: int, k: int) -> Any:
-    return jnp.linalg.eigh(operator(jnp.eye(d)))[1][:, : -1 - k : -1]
 
 
 def solve(
@@ -266,11 +271,11 @@ def _solve(
     if not rank:
         return Solved(np.zeros(0), np.zeros((sum(map(len, T or ())), 0)), ranks, "none")
     sign = -1 if which == "smallest" else 1
-    found = []
-    if C is not None and which != "magnitude" and krylov.fits(min(ranks), count):
-        found.append(_of_two_views(C(), T, B[0] if B else None, ranks, count, sign, n))
-        if found[0].converged:
-            return found[0]
+    found: list[Solved] = []
+    if C is not None and which != "magnitude" and count <= min(ranks):
+        found = _of_two_views(C(), T, B, ranks, count, sign, n)
+        if found and found[-1].converged:
+            return found[-1]
     # The squares of small singular values may be below rounding error. Their operator on both views has them.
     reduced = Reduced(operands(), T, times, sign)
     first = jax.tree.leaves(reduced)[0]
