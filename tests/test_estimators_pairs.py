@@ -34,6 +34,25 @@ def test_cca_is_exact_cca():
     assert es.CCA(n_components=2, ridge=0.1).fit(X, Y).correlations_[0] < lam[0]
 
 
+@pytest.mark.parametrize("more", [np.zeros((600, 2)), X[:, :2]], ids=["constant", "duplicate"])
+def test_a_ridge_gives_no_weights_to_scores_without_variance(more):
+    wide, other = np.c_[X, more], np.c_[Y, Y[:, :1], np.ones(600)]
+    plain, ridged = (es.CCA(ridge=ridge).fit(wide, other) for ridge in (0.0, 0.01))
+    size = Y.shape[1]
+    assert ridged.x_weights_.shape[1] == plain.n_components_ == len(ridged.eigenvalues_) == size
+    assert np.abs(ridged.y_weights_).max() < 10 * np.abs(plain.y_weights_).max()
+    named, many = es.CCA(size + 1, ridge=0.01).fit(wide, other), es.MultiviewCCA(ridge=0.01).fit([wide, other])
+    for model in (named.predict(wide + 1), many.transform([wide + 1, other])[0]):
+        assert np.abs(model).max() < 1e3
+
+
+def test_fewer_rows_than_columns_say_that_correlations_of_one_mean_nothing():
+    few = np.random.default_rng(0).normal(size=(2, 40, 30))
+    assert "40 rows of 60 independent columns always have correlations of 1" in es.CCA(2).fit(*few).message_
+    assert "always" not in es.CCA(2, ridge=0.1).fit(*few).message_
+    assert "always" not in es.PLS(2).fit(*few).message_
+
+
 def test_fit_transform_of_a_second_view_and_of_a_target():
     T, U = es.CCA(n_components=2).fit_transform(X, Y)
     assert T.shape == U.shape == (600, 2)

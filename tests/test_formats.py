@@ -207,3 +207,11 @@ def test_files_with_missing_values_are_refused(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"row": lists}), tmp_path / "x.parquet")
     with pytest.raises(ValueError, match=r"rows without a list|Expected all lists"):
         es.streams.open_source(tmp_path / "x.parquet")[:3]
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.csv"])
+def test_a_selection_from_a_file_of_one_array_is_refused(tmp_path, name):
+    np.save(tmp_path / "x.npy", np.ones((3, 2)))
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n3,4\n")
+    with pytest.raises(ValueError, match="holds one array"):
+        open_source(f"{tmp_path / name}::a")

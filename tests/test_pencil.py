@@ -271,6 +271,21 @@ def test_the_iteration_finds_the_largest_of_any_spectrum(name, on_host):
 
 
 @pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("k", [3, 20])
+def test_few_rows_are_solved_by_their_range(k, where):
+    few = X[:20] * np.geomspace(1, 1e-5, 130)
+    state = summed(es.problems.pca(), [few], k, where)
+    found, V, info, _ = es.solvers.Exact().solve(es.problems.pca(), state, "largest", 20)
+    wanted = oracles.leading(*oracles.pca(few), k)[0]
+    assert found.method == "range of few rows"
+    np.testing.assert_allclose(found.eigenvalues, wanted, rtol=1e-9, atol=1e-15 * wanted[0])
+    np.testing.assert_allclose(players.to_matrix(V).T @ players.to_matrix(V), np.eye(k), atol=1e-12)
+    assert info.residuals.max() < 1e-12
+    # The smallest are not in the range.
+    assert np.abs(solved(es.problems.pca(), [few], 3, where, "smallest")[0]).max() < 1e-14 * wanted[0]
+
+
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(("dx", "dy", "k"), [(130, 6, 3), (6, 120, 6), (130, 1, 1), (20, 100, 20)])
 def test_views_of_unequal_width_are_solved_by_the_smaller(dx, dy, k, where):
     for problem, oracle in ((es.problems.cca(ridge=0.01), oracles.views), (es.problems.pls(), None)):

@@ -19,8 +19,8 @@ from eigenstream.core.precision import compiled
 
 #: Vectors in a block beyond those asked for. A block of at least k finds eigenvalues of any multiplicity.
 EXTRA = 8
-#: Blocks in a full basis, and those kept at a restart.
-BLOCKS, KEPT = 10, 2
+#: Blocks in a full basis, those kept at a restart, and how many times smaller than the dimension a basis must be.
+BLOCKS, KEPT, SMALL = 10, 2, 4
 #: The residual of a pair to reach, relative to its Ritz value, or to this share of the largest one.
 TOLERANCE, SMALLEST = 1e-10, 1e-6
 #: Cycles at most, and cycles without progress before rounding is taken to be the limit.
@@ -41,7 +41,12 @@ class Leading(NamedTuple):
 
 def fits(d: int, k: int) -> bool:
     """Whether a basis is small against the dimension, so that iterating costs less than a decomposition."""
-    return BLOCKS * (k + EXTRA) <= d
+    return SMALL * BLOCKS * (k + EXTRA) <= d
+
+
+def is_low(rank: float, d: int) -> bool:
+    """Whether the range of an operator of this rank costs less than a decomposition."""
+    return SMALL * (rank + EXTRA) <= d
 
 
 def _expand(operator: Any, Q: Any, AQ: Any, W: Any, step: Any, at: Any) -> tuple[Any, Any, Any]:
@@ -114,6 +119,23 @@ def _put(X: Any, columns: Any, at: Any) -> Any:
 
 _expand_on_device = partial(compiled, donate_argnums=(1, 2))(_expand)
 _restart_on_device = partial(compiled, static_argnums=3, donate_argnums=(0, 1))(_restart)
+
+
+def of_low_rank(operator: Callable[[Any], Any], d: int, k: int, rank: int, on_host: bool) -> Leading:
+    """The same for an operator of at most this rank, whose range is that of its products with ``rank`` vectors."""
+    xp: Any = np if on_host else jnp
+    Q = xp.asarray(np.random.default_rng(0).normal(size=(d, rank + EXTRA)))
+    # Twice, so that small eigenvalues are not lost in the rounding errors of large ones.
+    for _ in range(2):
+        Q = xp.linalg.qr(operator(Q))[0]
+    images = operator(Q)
+    H = Q.T @ images
+    theta, S = xp.linalg.eigh((H + H.T) / 2)
+    theta, S = theta[: -1 - k : -1], S[:, : -1 - k : -1]
+    vectors = Q @ S
+    rest = images @ S - vectors * theta
+    residual = float(relative(xp.sqrt((rest * rest).sum(0)), theta, xp.abs(theta).max(), xp))
+    return Leading(theta, vectors, residual)
 
 
 def largest(operator: Callable[[Any], Any], d: int, k: int, on_host: bool) -> Leading:

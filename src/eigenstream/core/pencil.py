@@ -280,6 +280,12 @@ def _solve(
     reduced = Reduced(operands(), T, times, sign)
     first = jax.tree.leaves(reduced)[0]
     host = isinstance(first, np.ndarray)
+    if T is None and C is None and which == "largest" and krylov.is_low(n, rank):
+        # The covariance of fewer rows than columns.
+        lam, Z, residual = krylov.of_low_rank(reduced, rank, count, int(n), host)
+        found.append(Solved(np.asarray(lam), Z, ranks, "range of few rows", residual))
+        if found[-1].converged:
+            return found[-1]
     if which != "magnitude" and krylov.fits(rank, count) and not (C is None and is_small(first, rank)):
         lam, Z, residual = krylov.largest(reduced, rank, count, host)
         found.append(Solved(sign * np.asarray(lam), reduced.lifted(Z), ranks, "block Lanczos", residual))

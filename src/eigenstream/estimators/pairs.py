@@ -119,7 +119,7 @@ class CCA(PairMixin, StreamEstimator):
     Parameters
     ----------
     n_components : int, optional
-        Number of components. None: all, the smaller of the two views' ranks.
+        Number of components. None: all whose scores vary, the smaller of the two views' ranks.
     ridge : float
         Added to each view's covariance, relative to its mean eigenvalue: for few rows or nearly dependent columns.
     center : {True, False, "running"}
@@ -132,7 +132,7 @@ class CCA(PairMixin, StreamEstimator):
     x_weights_, y_weights_ : (dx, k) and (dy, k) arrays
         Scaled so that each view's scores have unit variance.
     correlations_ : (k,) array
-        Correlations of matching scores, descending.
+        Correlations of matching scores, in the order of ``eigenvalues_``: without a ridge they are equal, descending.
     x_loadings_, y_loadings_ : (dx, k) and (dy, k) arrays
         Covariances of features with their own view's scores, for `inverse_transform`.
     {pair}
@@ -162,6 +162,10 @@ class CCA(PairMixin, StreamEstimator):
 
     def _publish(self, result: Result, again: Iterable[Tree]) -> None:
         measured = measure(self, result, again)
+        if self.n_components is None:
+            keep = np.all(measured.variances() > 0, axis=0)
+            measured = measured.components(keep)
+            self.eigenvalues_, self.residuals_ = self.eigenvalues_[keep], self.residuals_[keep]
         measured = measured.scaled(measured.deviations())
         self.correlations_ = np.clip(measured.across[0, 1], -1, 1)
         self._set(measured, measured.loadings)

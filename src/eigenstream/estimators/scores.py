@@ -13,6 +13,9 @@ from eigenstream.core.types import Tree
 from eigenstream.estimators.base import flat, projected
 from eigenstream.run.result import Result
 
+#: The variance of a score below this, relative to the largest, is rounding error.
+CONSTANT = 1e-12
+
 
 class Measured(NamedTuple):
     """The eigenvectors of several views, and covariances of their scores and features."""
@@ -30,10 +33,29 @@ class Measured(NamedTuple):
     #: (d, k): covariances of the last view's features and the first view's scores.
     towards: np.ndarray
 
+    def variances(self) -> np.ndarray:
+        """(views, k): variances of the scores; 0 for a score that is constant to rounding error.
+
+        With a ridge there are such scores, of constant and of duplicate columns.
+        """
+        found = np.einsum("iik->ik", self.across)
+        return np.where(found > CONSTANT * found.max(), found, 0)
+
     def deviations(self) -> np.ndarray:
         """(views, k): standard deviations of the scores; 1 for a constant score."""
-        variances = np.einsum("iik->ik", self.across)
+        variances = self.variances()
         return np.sqrt(np.where(variances > 0, variances, 1))
+
+    def components(self, keep: np.ndarray) -> Measured:
+        """The same for a part of the components."""
+        return Measured(
+            [w[:, keep] for w in self.weights],
+            self.means,
+            self.across[:, :, keep],
+            self.within[:, keep][:, :, keep],
+            [load[:, keep] for load in self.loadings],
+            self.towards[:, keep],
+        )
 
     def scaled(self, scale: np.ndarray) -> Measured:
         """The same for eigenvectors divided by ``scale``, of shape (views, k)."""

@@ -172,6 +172,10 @@ class ExactEngine(Engine):
             message = stop.message
         if rank < d:
             message += f"; B has rank {rank} of {d}, and the solution lies in its range"
+        if len(solved.ranks) > 1 and n <= rank and not self.problem.ridge and not self.problem.orthonormal:
+            message += (
+                f"; {n} rows of {rank} independent columns always have correlations of 1: give a ridge or more rows"
+            )
         status = stop.status if stop else Status.SOLVED if info.converged else Status.NOT_CONVERGED
         converged = status is Status.SOLVED
         return Ending(solved.eigenvalues, V, info.residuals, converged, status, message, self.state, n)

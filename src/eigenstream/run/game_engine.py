@@ -290,12 +290,17 @@ class GameEngine(SteppingEngine):
             return Ending(self.sign * lam, V, residuals, converged, status, message, state, n_rows)
         known = verdict(state, n_rows, solved=self.holds_whole_stream)
         status = stop.status if stop else Status.CONVERGED if known.converged else Status.NOT_CONVERGED
-        message = f"{stop.message if stop else f'read {source}'}; {known.words}"
+        interrupted = status is Status.INTERRUPTED
+        # An interrupted run has not seen the rows that would tell whether it has converged.
+        words = known.words.partition(": ")[2] if interrupted else known.words
+        message = f"{stop.message if stop else f'read {source}'}; {words}"
+        if self.holds_whole_stream and self.problem.orthonormal and self.problem.center:
+            # The mean of all rows is subtracted from each: unbiased variances divide by one row less.
+            lam = lam * (n_rows / (n_rows - 1))
         if self.outliers.count:
             self.outliers.warn()
             message += f"; {self.outliers.report()}"
-        # An interrupted run has not seen the rows that would tell.
-        converged = status is not Status.INTERRUPTED and (known.converged or status is Status.CONVERGED)
+        converged = not interrupted and (known.converged or status is Status.CONVERGED)
         heldout = self.sign * known.heldout[order], known.errors[order]
         return Ending(self.sign * lam, V, residuals, converged, status, message, state, n_rows, *heldout)
 

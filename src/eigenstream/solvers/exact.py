@@ -143,7 +143,9 @@ class Exact:
         sizes, d = view_sizes(state.template), players.size(state.template)
         # LAPACK's rounding, and that of the rows: a column dependent to relative error ε leaves a variance of ε².
         cutoff = max(d * np.finfo(np.float64).eps, (ROUNDED * state.epsilon) ** 2)
-        k = problem.most_components(sizes) if state.k is None else state.k
+        k = state.k
+        if k is None:
+            k = min(problem.most_components(sizes), n) if problem.has_rows else problem.most_components(sizes)
         B, C = problem.metric(operands), problem.between(operands)
         solved = solve(times, partial(views.read, operands), B, C, sizes, k, which, cutoff, n)
         if problem.orthonormal:

@@ -49,6 +49,8 @@ def open_source(path: str | Path) -> Any:
     if not file.exists():
         raise FileNotFoundError(f"{name} does not exist: give the path of a {READERS} file")
     suffix = file.suffix.lower()
+    if inner and suffix in (".npy", ".csv", ".tsv", ".txt", ".edges"):
+        raise ValueError(f"{path}: a {suffix} file holds one array; :: selects from .npz, .zarr, .h5 or .parquet")
     if suffix == ".npy":
         return _open_npy(file)
     if suffix == ".npz":
