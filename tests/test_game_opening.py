@@ -9,7 +9,7 @@ from eigenstream.run.engine import Setup
 from eigenstream.run.game_engine import GameEngine
 from eigenstream.run.loop import Run
 from eigenstream.solvers.game import opening
-from planted import planted
+from planted import log_uniform, planted
 
 
 @pytest.mark.slow
@@ -103,3 +103,14 @@ def test_validation_rows_are_not_learned_twice():
     watched(batched([v[:6000] for v in POWER], 1000), es.solvers.Game(), see)
     assert len(waiting) > 2
     assert min(waiting) > 0
+
+
+def test_a_kept_stream_whose_moves_stall_has_not_converged():
+    """Variances over six decades and a sketch of rank 8: each move gains little, far from the answer."""
+    views = [view.astype(np.float32) for view in planted(1500, (300, 250), log_uniform(1e6))]
+    game = es.solve(es.problems.cca(), batched(views), 3, es.solvers.Game(extra=3, rank=8, opening=1e9))
+    exact = es.solve(es.problems.cca(), batched(views), 3, "exact")
+    assert game.eigenvalues.sum() < 0.9 * exact.eigenvalues.sum()
+    assert not game.converged
+    assert "not converged: all rows were kept and" in game.message
+    assert "larger rank" in game.message

@@ -22,8 +22,8 @@ from eigenstream.run.placement import n_rows, on_host, placed
 from eigenstream.run.result import Status
 from eigenstream.run.stepping_engine import SteppingEngine
 from eigenstream.solvers.game import Game
-from eigenstream.solvers.game.opening import FIRST_BLOCK, SOLVED, Opening
-from eigenstream.solvers.game.verdict import verdict
+from eigenstream.solvers.game.opening import FIRST_BLOCK, Opening
+from eigenstream.solvers.game.verdict import SOLVED, verdict
 
 
 def _applied(method: str, solver: Game, problem: Problem, state: Any, *more: Any) -> Any:

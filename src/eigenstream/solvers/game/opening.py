@@ -17,6 +17,7 @@ import numpy as np
 from eigenstream.core.types import Tree
 from eigenstream.solvers.game import GROWTH
 from eigenstream.solvers.game.state import GameState
+from eigenstream.solvers.game.verdict import SOLVED
 
 #: ``apply("move", state, whole)`` is ``game.move(problem, state, whole)``, and so on.
 Apply = Callable[..., Any]
@@ -31,8 +32,6 @@ OPENING_MOVES, WHOLE_MOVES = 12, 100
 VALIDATION = 6
 #: Moves in a row that may be worse than the best one on the validation rows, which are few and noisy.
 PATIENCE = 2
-#: The preconditioned residual at which a stream that is kept whole is solved, in float32.
-SOLVED = 1e-4
 
 
 class Opening:

@@ -13,6 +13,8 @@ ENOUGH = 0.01
 #: The shortfall is TO_COME times the gain of the last moves plus LOST times the noise ``κ / rows``. Both were fitted to
 #: planted problems with four kinds of spectra; see docs/results/acceleration.md.
 TO_COME, LOST = 1.8, 0.03
+#: The preconditioned residual at which a stream that is kept whole is solved, in float32.
+SOLVED = 1e-4
 #: The most groups of close eigenvalues that a message names.
 NAMED = 4
 
@@ -74,17 +76,23 @@ def verdict(state: Any, rows_read: int, solved: bool = False) -> Verdict:
     # With K = d there is nothing to gain by moving, and no row is lost.
     last = float(np.median(gains[-3:]) if len(gains) > 2 else gains.max(initial=0)) if len(gains) else 1.0
     to_come = 0.0 if state.plays_all else TO_COME * last
-    if solved:
-        # Without noise an eigenvalue is no farther from its Ritz value than the residual.
+    if solved and state.MB is None:
+        # Without noise an eigenvalue is no farther from its Ritz value than the residual in the norm of B⁻¹, which is
+        # known where B is diagonal. A sketch in the place of B may make a residual too small.
         bound = np.asarray(state.preconditioned_residuals, np.float64).sum() * float(state.size)
         to_come = min(to_come, bound / max(np.abs(lam).sum(), np.finfo(np.float64).tiny))
     lost = 0.0 if solved or state.plays_all else LOST * float(state.kappa) / known if known else 1.0
     shortfall = min(max(to_come, 0.0) + lost, 1.0)
-    converged = shortfall < ENOUGH
+    # Small gains on the same rows again may also mean a poor preconditioner: the residual tells.
+    slow = solved and not state.plays_all and not float(np.max(state.preconditioned_residuals)) < SOLVED
+    converged = shortfall < ENOUGH and not slow
     words = f"{'converged' if converged else 'not converged'}: "
     words += "all rows were kept and " * solved
-    words += f"the top-k sum is an estimated {shortfall:.2%} below its limit"
-    if not converged:
+    if slow:
+        words += f"{int(state.moves)} moves left a residual above {SOLVED:g}; give a larger rank, or a ridge"
+    else:
+        words += f"the top-k sum is an estimated {shortfall:.2%} below its limit"
+    if not converged and not slow:
         more = max(int(rows_read * (shortfall / ENOUGH - 1)), 1)
         words += " and still rising" if to_come > lost else ", for too few rows in so many dimensions"
         words += f"; about {_round(more):,} more rows are needed"
