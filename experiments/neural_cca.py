@@ -135,7 +135,7 @@ class Truth(NamedTuple):
             run.take(jax.tree.map(lambda x: np.asarray(x, np.float64), batch))
         result, state = run.result(), run.engine.state
         # B by the problem's own products, evaluated on its sums.
-        _, B = problem.products(state.statistics.operands(), players.identity(state.template))
+        _, B = problem.products(views.read(state.statistics.operands()), players.identity(state.template))
         return cls(result.eigenvalues, result.V, players.to_matrix(B))
 
     def clear(self) -> int:

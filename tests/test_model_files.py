@@ -141,3 +141,12 @@ def test_models_of_version_0_1_are_read(name):
 )
 def test_messages_of_version_0_1_tell_the_status(message, status):
     assert saved_status({"message_": message, "converged_": False}) == status
+
+
+def test_a_model_of_version_0_1_predicts_and_can_be_fitted_again():
+    model = es.load(Path(__file__).parent / "models_0_1" / "cca")
+    rows = np.random.default_rng(0).normal(size=(50, model.n_features_in_))
+    expected = (rows - model.x_mean_) @ model.coef_.T + model.y_mean_
+    np.testing.assert_allclose(model.predict(rows).reshape(expected.shape), expected, atol=1e-6)
+    again = model.fit(rows, rows[:, :3] + 1)
+    assert again.coef_.shape == (3, rows.shape[1])

@@ -96,9 +96,12 @@ class Moments(NamedTuple):
         ``batch``: what an error names.
         """
         total = self
-        # Without a matrix product, small blocks stay in the processor's cache.
-        size = None if self.scatter.ndim else max(1, CACHED_NUMBERS // len(self.pilot))
-        for block, group in blocks(rows if isinstance(rows, list) else [rows], labels, size):
+        parts, size = rows if isinstance(rows, list) else [rows], None
+        if not self.scatter.ndim:
+            # Without a matrix product, small blocks of dense rows stay in the processor's cache.
+            cached = labels is None and not scipy.sparse.issparse(parts[0])
+            size = max(16, CACHED_NUMBERS // len(self.pilot)) if cached else max(1, parts[0].shape[0])
+        for block, group in blocks(parts, labels, size):
             sparse = scipy.sparse.issparse(block[0])
             with np.errstate(invalid="ignore", over="ignore"):
                 after = total._with_sparse(block[0], group) if sparse else total._with(block, group)

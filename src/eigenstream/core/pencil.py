@@ -128,21 +128,21 @@ def _of_two_views(
     # The products of a processor wait for memory: one matrix is read faster than three.
     whole = Across(T[0].T @ (C @ T[1]), None) if host and T is not None else Across(C, T)
     finish: Any = _paired if host else _paired_on_device
-    ways: list[Callable[[], Any]] = []
+    ways: list[tuple[str, Callable[[], Any]]] = []
     if is_small(C, d):
-        ways.append(partial(_decomposed if host else _decomposed_on_device, whole, d, k))
+        ways.append(("eigh", partial(_decomposed if host else _decomposed_on_device, whole, d, k)))
     elif krylov.fits(d, k):
-        ways.append(lambda: krylov.largest(whole, d, k, host).vectors)
+        ways.append(("block Lanczos", lambda: krylov.largest(whole, d, k, host).vectors))
     if T is not None and B is not None and krylov.fits(d, k):
-        ways.append(partial(_inverted, C, T, B[0], k))
+        ways.append(("shifted inverse", partial(_inverted, C, T, B[0], k)))
     found = []
-    for way in reversed(ways) if crowd(n, ranks) else ways:
+    for name, way in reversed(ways) if crowd(n, ranks) else ways:
         left = way()
         if left is not None:
             rho, vectors, rest = finish(whole, left, T, sign, flip)
             rho = np.asarray(rho)
             residual = float(krylov.relative(np.asarray(rest), rho, rho[0], np))
-            found.append(Solved(sign * rho, vectors, ranks, "block Lanczos", residual))
+            found.append(Solved(sign * rho, vectors, ranks, name, residual))
             if found[-1].converged:
                 break
     return found

@@ -186,7 +186,7 @@ class StreamEstimator(BaseEstimator):
 
     def _forget(self) -> None:
         for name in [name for name in vars(self) if name.endswith("_") or name in ("_run", "_stale")]:
-            delattr(self, name)
+            del self.__dict__[name]
 
     def _new_run(self, problem: Problem) -> Run:
         names = ("which", "memory_budget", "precision", "mesh", "half_life")
@@ -234,7 +234,7 @@ class StreamEstimator(BaseEstimator):
             run.take(piece)
         self._run, self._stale = run, True
         for name in [name for name in vars(self) if name.endswith("_") and name not in INPUT]:
-            delattr(self, name)
+            del self.__dict__[name]
         return self
 
     def _learn(self, result: Result, again: Iterable[Tree]) -> None:

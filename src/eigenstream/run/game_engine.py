@@ -67,7 +67,8 @@ class GameEngine(SteppingEngine):
         self.opening: Opening | None = None
         if self.solver.opening and not (self.problem.noiseless or self.state.plays_all or self.solver.half_life):
             # Rows that fit an accelerator are kept there.
-            room = 0.0 if self.intake is None else setup.memory_budget or free_bytes() / 2
+            budget = free_bytes() / 2 if setup.memory_budget is None else setup.memory_budget
+            room = 0.0 if self.intake is None else budget
             self.opening = Opening(self.solver.opening, room)
 
     @property
@@ -202,6 +203,8 @@ class GameEngine(SteppingEngine):
     def free_rows(self) -> None:
         if self.intake is not None and self.opening is not None:
             self.opening, self._left = None, float(self.state.rows_to_next_move)
+            # Gains on the same rows again do not predict gains on new rows.
+            self.state = self.state._replace(gains=jnp.full_like(self.state.gains, jnp.nan))
 
     def reopen(self) -> None:
         self.state = self.state._replace(first_pass=np.array(True))

@@ -121,7 +121,8 @@ class Exact:
             info = EighInfo(method, residuals(V, lam, A, B), True, f"{len(lam)} pairs by {method}")
             solved = Solved(lam, V, [V.shape[0]], method)
             return solved, fix_signs(players.from_matrix(V, state.template)), info, None
-        if summary is not None and not np.isfinite(summary.scatter):
+        squares = summary and summary.scatter + sum((m * m).sum() for m in jax.tree.leaves(summary.means))
+        if summary is not None and not np.isfinite(squares):
             raise ValueError("the sums are not finite: the rows hold numbers too large to square")
         times = Times(problem, state.template)
         with wide():
