@@ -10,8 +10,12 @@ import tempfile
 import jax
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
 import eigenstream as es
+from eigenstream.core import device_moments, device_sums, krylov, mesh_cholesky, pencil
+from eigenstream.core.moments import NotFinite
+from eigenstream.core.precision import wide
 from eigenstream.run.engine import Setup
 from eigenstream.run.placement import Placement, make_mesh
 from eigenstream.run.stepping_engine import SteppingEngine, _step
@@ -121,7 +125,12 @@ EXACT_MESHES = [jax.make_mesh((1, 1), ("data", "feature")), "data=1,feature=2", 
 
 
 def exact():
-    """How far exact eigenvalues and vectors on meshes are from those of one process, and of resumed and long runs."""
+    """How far exact eigenvalues and vectors on meshes are from those of one process, and of a resumed run.
+
+    No device holds whole matrices, except in the case "gathered".
+    """
+    gathered, device_moments.GATHERED = device_moments.GATHERED, 0
+    device_sums.WIDTH, krylov.SMALL = 16, 1
     rng = np.random.default_rng(0)
     z = rng.normal(size=(900, 6))
     x, y, w = (z @ rng.normal(size=(6, d)) + rng.normal(size=(900, d)) + 1e3 for d in (211, 157, 43))
@@ -132,12 +141,17 @@ def exact():
         "ridge": (es.problems.cca(ridge=0.1, center=False), (x - 1e3, y - 1e3)),
         "multiview": (es.problems.multiview(), (x, y, w)),
         "lda": (es.problems.lda(4), (x, labels.astype(int))),
+        "crowded": (es.problems.cca(), (y[:420], x[:420])),
+        "pls": (es.problems.pls(), (y, x)),
+        "singular": (es.problems.cca(), (np.c_[x[:, :150], x[:, :20], np.ones(900)], y)),
+        "gathered": (es.problems.cca(), (x, y)),
     }
     out = {}
     for name, (problem, views) in cases.items():
+        device_moments.GATHERED = gathered if name == "gathered" else 0
         batches = es.streams.batches(*views)
         alone = es.solve(problem, batches, 3, "exact")
-        for mesh in EXACT_MESHES:
+        for mesh in EXACT_MESHES if name == "cca" else EXACT_MESHES[2:3]:
             found = es.solve(problem, batches, 3, "exact", mesh=mesh)
             far = float(np.abs(found.eigenvalues / alone.eigenvalues - 1).max())
             out[f"{name} {mesh}"] = far, apart(found.V, alone.V)[0]
@@ -157,9 +171,42 @@ def exact():
     return out
 
 
+def spread():
+    """Bytes of temporary arrays on each of eight devices, relative to a whole matrix, and the error of a factor."""
+    device_sums.WIDTH, n, mesh = 32, 1000, make_mesh(MESHES[1])
+    rows = np.random.default_rng(0).normal(size=(2 * n, n))
+    whole = rows.T @ rows / len(rows)
+
+    def taken(program, *arguments):
+        return program.lower(*arguments).compile().memory_analysis().temp_size_in_bytes / whole.nbytes
+
+    with wide():
+        moments = device_moments.DeviceMoments(n, mesh=mesh).add(rows)
+        device_moments.GATHERED = 0
+        block = moments.panel(0, n, len(rows), about_zero=True)
+        T, _ = mesh_cholesky.inverse_factor(block, 1 / np.sqrt(np.diag(whole)))
+        own, Q = np.asarray(T)[:n], np.zeros((n, 100))
+        broken, before = rows[:80].copy(), device_moments.DeviceMoments(n, mesh=make_mesh(MESHES[0])).add(rows)
+        broken[-1, -1] = np.nan
+        with contextlib.suppress(NotFinite):
+            before.add(broken)
+        factor = mesh_cholesky._compiled(mesh, mesh_cholesky._inverse_factor, (25,), 2, (mesh_cholesky.ROWS, P()))
+        shifted = mesh_cholesky._compiled(mesh, mesh_cholesky._shifted, (25, 25, 1.1), 3, mesh_cholesky.ROWS)
+        panel = device_sums.panel_on_mesh(mesh, ((0, n),), (0, n), (0, n))
+        operator = pencil.Across(block, [T, T], (n, n))
+        return {
+            "error": np.abs(own.T @ whole @ own - np.eye(n)).max(),
+            "refused rows that were summed": before.n - len(rows),
+            "factor": taken(factor, block, np.ones(len(block))),
+            "shifted": taken(shifted, block, block, T),
+            "panel": taken(panel, moments._total().scatter, np.zeros((1, n)), 1.0),
+            "step": taken(krylov._expand_on_device, operator, Q, Q, np.zeros((n, 10)), 1, 0),
+        }
+
+
 def main(what):
-    if what == "exact":
-        print(json.dumps(exact()))
+    if what in ("exact", "spread"):
+        print(json.dumps(exact() if what == "exact" else spread()))
         return
     if what == "collectives":
         print(json.dumps({mesh: [collectives(mesh, d) for d in (1024, 4096)] for mesh in MESHES[:2]}))

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 import eigenstream as es
+from eigenstream.core import device_moments, device_sums, krylov
 from eigenstream.streams.batching import Batches
 
 PAPER = {"optimizer": optax.adam, "learning_rate": 1e-2}
@@ -58,6 +59,23 @@ def solve_all(folder: Path, several: bool) -> None:
     out["means"], out["variances"] = model.mean_.tolist(), model.explained_variance_.tolist()
     name = f"process{jax.process_index()}.json" if several else "alone.json"
     (folder / name).write_text(json.dumps(out))
+
+
+def spread(folder: Path, several: bool) -> None:
+    """Matrices that no process holds whole: by Lanczos, by the shifted inverse of few rows, and of a singular B."""
+    device_moments.GATHERED, device_sums.WIDTH, krylov.SMALL = 0, 16, 1
+    rng = np.random.default_rng(1)
+    z = rng.normal(size=(1013, 3))
+    x, y = (z @ rng.normal(size=(3, d)) + rng.normal(size=(1013, d)) for d in (211, 157))
+    twice = np.c_[x[:, :120], x[:, :30]]
+    for name, views, mesh in (
+        ("lanczos", (x, y), "auto"),
+        ("crowded", (x[:420], y[:420]), "data=1,feature=4"),
+        ("singular", (twice, y), "auto"),
+    ):
+        found = es.solve(es.problems.cca(), es.streams.batches(*views), 2, "exact", mesh=mesh if several else None)
+        who = jax.process_index() if several else "alone"
+        np.savez(folder / f"spread_{name}_{who}.npz", found.eigenvalues, found.V)
 
 
 def game(folder: Path, several: bool) -> None:
@@ -114,7 +132,7 @@ def main() -> None:
     several = "JAX_PROCESS_ID" in os.environ
     if several:
         es.distributed.initialize()
-    for task in (solve_all, game, killed, killed_exact):
+    for task in (solve_all, game, killed, killed_exact, spread):
         task(Path(sys.argv[1]), several)
 
 

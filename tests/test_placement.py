@@ -48,8 +48,16 @@ def test_a_mesh_gives_the_same_span_in_float32():
 def test_exact_sums_on_every_mesh_give_what_one_process_gives():
     """1, 2, 4 and 8 devices, panels of the sums spread over 2, 4 and 8 of them, and a run resumed on another mesh."""
     far = on_eight_devices("exact")
-    assert len(far) == 5 * 5 + 1
+    assert len(far) == 5 + 8 + 1
     assert {name: apart for name, apart in far.items() if not (apart[0] < 1e-12 and apart[1] < 1e-7)} == {}
+
+
+def test_no_device_holds_a_whole_matrix_of_an_exact_solution():
+    """Temporary arrays of eight devices: a program that gathers a matrix would take it whole on each."""
+    taken = on_eight_devices("spread")
+    assert taken.pop("error") < 1e-12
+    assert taken.pop("refused rows that were summed") == 0
+    assert {name: share for name, share in taken.items() if share > 0.6} == {}
 
 
 def test_sharded_features_send_nothing_that_grows_with_them():

@@ -123,6 +123,12 @@ def gather_all(tree: Any) -> list[Any]:
     return [jax.tree.unflatten(structure, [own[p] for own in gathered]) for p in range(count())]
 
 
+def fetched(x: Any) -> np.ndarray:
+    """An array in host memory, whichever processes hold its shards."""
+    whole = not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
+    return np.asarray(x if whole else multihost_utils.process_allgather(x, tiled=True))
+
+
 def gather_rows(part: np.ndarray, start: int, total: int) -> np.ndarray:
     """Values ``(..., total)`` of all rows of a batch. This process has a part, starting at row ``start``."""
     if part.shape[-1] == total:

@@ -19,6 +19,7 @@ from eigenstream.problems import cca, pca
 from eigenstream.problems.base import Problem
 from eigenstream.problems.checks import view_sizes
 from eigenstream.run.loop import Run
+from eigenstream.run.placement import Placement, make_mesh
 from eigenstream.run.result import Result
 from eigenstream.solvers.choice import chosen
 
@@ -176,7 +177,8 @@ def _first(batches: Iterator[dict[str, Pair]]) -> dict[str, Pair]:
 def _start(problem: Problem, batch: Tree, k: int | None, solver: Any, options: dict[str, Any]) -> Run:
     first = problem.accept(batch)
     sizes = view_sizes(problem.template(first))
-    picked, reason = chosen(solver, problem, sizes, "largest", options["memory_budget"], None)
+    shards = Placement(make_mesh(options["mesh"])).feature_shards
+    picked, reason = chosen(solver, problem, sizes, "largest", options["memory_budget"], None, shards)
     if k is None and not picked.whole_spectrum:
         raise ValueError(f"n_components is needed for {type(picked).__name__} ({reason}): give how many")
     # Dead or duplicate units reduce the rank, so fewer than k components may exist.

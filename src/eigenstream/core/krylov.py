@@ -20,7 +20,7 @@ from eigenstream.core.precision import compiled
 #: Vectors in a block beyond those asked for. A block of at least k finds eigenvalues of any multiplicity.
 EXTRA = 8
 #: Blocks in a full basis, those kept at a restart, and how many times smaller than the dimension a basis must be.
-BLOCKS, KEPT, SMALL = 10, 2, 4
+BLOCKS, KEPT, SMALL = 10, 3, 4
 #: The residual of a pair to reach, relative to its Ritz value, or to this share of the largest one.
 TOLERANCE, SMALLEST = 1e-10, 1e-6
 #: Cycles at most, and cycles without progress before rounding is taken to be the limit.
@@ -123,8 +123,13 @@ _restart_on_device = partial(compiled, static_argnums=3, donate_argnums=(0, 1))(
 
 def of_low_rank(operator: Callable[[Any], Any], d: int, k: int, rank: int, on_host: bool) -> Leading:
     """The same for an operator of at most this rank, whose range is that of its products with ``rank`` vectors."""
-    xp: Any = np if on_host else jnp
-    Q = xp.asarray(np.random.default_rng(0).normal(size=(d, rank + EXTRA)))
+    start = np.random.default_rng(0).normal(size=(d, rank + EXTRA))
+    theta, vectors, residual = (_in_range if on_host else _in_range_on_device)(operator, start, k)
+    return Leading(theta, vectors, float(residual))
+
+
+def _in_range(operator: Any, Q: Any, k: int) -> tuple[Any, Any, Any]:
+    xp: Any = np if isinstance(Q, np.ndarray) else jnp
     # Twice, so that small eigenvalues are not lost in the rounding errors of large ones.
     for _ in range(2):
         Q = xp.linalg.qr(operator(Q))[0]
@@ -134,16 +139,17 @@ def of_low_rank(operator: Callable[[Any], Any], d: int, k: int, rank: int, on_ho
     theta, S = theta[: -1 - k : -1], S[:, : -1 - k : -1]
     vectors = Q @ S
     rest = images @ S - vectors * theta
-    residual = float(relative(xp.sqrt((rest * rest).sum(0)), theta, xp.abs(theta).max(), xp))
-    return Leading(theta, vectors, residual)
+    return theta, vectors, relative(xp.sqrt((rest * rest).sum(0)), theta, xp.abs(theta).max(), xp)
+
+
+_in_range_on_device = compiled(_in_range, static_argnums=2)
 
 
 def largest(operator: Callable[[Any], Any], d: int, k: int, on_host: bool) -> Leading:
     """The ``k`` largest eigenvalues of an operator on ``(d, b)`` arrays: a function, and for a device also a pytree."""
     b = k + EXTRA
-    xp: Any = np if on_host else jnp
-    W = xp.asarray(np.random.default_rng(0).normal(size=(d, b)))
-    Q, AQ = xp.zeros((d, BLOCKS * b)), xp.zeros((d, BLOCKS * b))
+    W = np.random.default_rng(0).normal(size=(d, b))
+    Q, AQ = np.zeros((d, BLOCKS * b)), np.zeros((d, BLOCKS * b))
     expand: Any = _expand if on_host else _expand_on_device
     restart: Any = _restart if on_host else _restart_on_device
     best, idle = np.inf, 0

@@ -1,13 +1,14 @@
 """The leading eigenpairs of a pencil of matrices: ``A`` by its products, ``B`` by its diagonal blocks.
 
 ``B`` is whitened block by block: ``T`` with ``Tᵀ B T = I``. The eigenvectors of ``Tᵀ A T`` then give those of the
-pencil. One code serves NumPy arrays on the host and JAX arrays in float64 on a device.
+pencil. One code serves NumPy arrays on the host and JAX arrays in float64 on a device. On a mesh the rows of matrices
+are sharded, with rows of zeros at the end; vectors are on every device.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +19,8 @@ import jax.scipy.linalg
 import numpy as np
 import scipy.linalg
 
-from eigenstream.core import krylov
+from eigenstream import distributed
+from eigenstream.core import krylov, mesh_cholesky
 from eigenstream.core.moments import spans
 from eigenstream.core.precision import compiled
 from eigenstream.core.ritz import leading
@@ -69,19 +71,23 @@ class Reduced:
     T: list[Any] | None
     #: ``times(operands, V)`` is ``A V`` for the columns of ``V``.
     times: Callable[[Any, Any], Any] = field(metadata={"static": True})
-    sign: int = field(metadata={"static": True})
+    #: The dimensions of the blocks.
+    sizes: tuple[int, ...] = field(metadata={"static": True})
+    sign: int = field(default=1, metadata={"static": True})
 
     def __call__(self, Z: Any) -> Any:
         AV = self.sign * self.times(self.operands, self.lifted(Z))
         if self.T is None:
             return AV
-        return _stacked([t.T @ part for t, part in zip(self.T, _cut(AV, [len(t) for t in self.T]), strict=True)])
+        parts = zip(self.T, _cut(AV, self.sizes), strict=True)
+        return _stacked([t.T @ _resized(part, len(t)) for t, part in parts])
 
     def lifted(self, Z: Any) -> Any:
         """``T Z``: coordinates to vectors."""
         if self.T is None:
             return Z
-        return _stacked([t @ part for t, part in zip(self.T, _cut(Z, [t.shape[1] for t in self.T]), strict=True)])
+        parts = zip(self.T, _cut(Z, [t.shape[1] for t in self.T]), self.sizes, strict=True)
+        return _stacked([_resized(t @ part, size) for t, part, size in parts])
 
 
 @jax.tree_util.register_dataclass
@@ -91,17 +97,25 @@ class Across:
 
     C: Any
     T: list[Any] | None
+    #: The dimensions of the views.
+    sizes: tuple[int, int] = field(metadata={"static": True})
 
     def __call__(self, Z: Any) -> Any:
         return self.left(self.right(Z))
 
     def right(self, Z: Any) -> Any:
         """``Mᵀ Z``."""
-        return self.C.T @ Z if self.T is None else self.T[1].T @ (self.C.T @ (self.T[0] @ Z))
+        V = self.C.T @ _resized(self.lifted(0, Z), len(self.C))
+        return _resized(V, self.sizes[1]) if self.T is None else self.T[1].T @ _resized(V, len(self.T[1]))
 
     def left(self, Z: Any) -> Any:
         """``M Z``."""
-        return self.C @ Z if self.T is None else self.T[0].T @ (self.C @ (self.T[1] @ Z))
+        V = self.C @ _resized(self.lifted(1, Z), self.C.shape[1])
+        return _resized(V, self.sizes[0]) if self.T is None else self.T[0].T @ _resized(V, len(self.T[0]))
+
+    def lifted(self, view: int, Z: Any) -> Any:
+        """Coordinates of a view to vectors."""
+        return Z if self.T is None else _resized(self.T[view] @ Z, self.sizes[view])
 
 
 def is_small(x: Any, d: int) -> bool:
@@ -112,37 +126,44 @@ def is_small(x: Any, d: int) -> bool:
 
 
 def _of_two_views(
-    C: Any, T: list[Any] | None, B: list[Callable[[], Any]] | None, ranks: list[int], k: int, sign: int, n: float
+    C: Any,
+    T: list[Any] | None,
+    B: list[Callable[[], Any]] | None,
+    sizes: tuple[int, int],
+    ranks: list[int],
+    k: int,
+    sign: int,
+    n: float,
 ) -> list[Solved]:
     """The singular vectors of the covariance of two whitened views, which are the eigenvectors of both together.
 
     One step of ``M Mᵀ`` counts for two of the operator on both views, on vectors of half the length or less. Several
     ways are tried, until one has converged.
     """
-    host = isinstance(C, np.ndarray)
-    # The view of the smaller rank first.
-    flip = ranks[1] < ranks[0]
+    host, spread, crowded = isinstance(C, np.ndarray), mesh_cholesky.is_spread(C), crowd(n, ranks)
+    # The view of the smaller rank first; a transpose of sharded rows would be sharded by columns.
+    flip = ranks[1] < ranks[0] and not spread
     if flip:
-        C, T, B = C.T, T and T[::-1], B and B[::-1]
-    d = min(ranks)
-    # The products of a processor wait for memory: one matrix is read faster than three.
-    whole = Across(T[0].T @ (C @ T[1]), None) if host and T is not None else Across(C, T)
-    finish: Any = _paired if host else _paired_on_device
+        C, T, B, sizes = C.T, T and T[::-1], B and B[::-1], sizes[::-1]
+    d, other = ranks[::-1] if flip else ranks
+    whole = Across(C, T, sizes)
+    if T is not None and (host or not (spread or crowded)):
+        # An iteration reads one matrix faster than three.
+        whole = Across(_between(C, T) if host else _between_on_device(C, T, *map(_is_triangular, T)), None, (d, other))
     ways: list[tuple[str, Callable[[], Any]]] = []
     if is_small(C, d):
         ways.append(("eigh", partial(_decomposed if host else _decomposed_on_device, whole, d, k)))
     elif krylov.fits(d, k):
         ways.append(("block Lanczos", lambda: krylov.largest(whole, d, k, host).vectors))
     if T is not None and B is not None and krylov.fits(d, k):
-        ways.append(("shifted inverse", partial(_inverted, C, T, B[0], k)))
+        ways.append(("shifted inverse", partial(_inverted, C, T, B[0], sizes, k)))
     found = []
-    for name, way in reversed(ways) if crowd(n, ranks) else ways:
+    for name, way in reversed(ways) if crowded else ways:
         left = way()
         if left is not None:
-            rho, vectors, rest = finish(whole, left, T, sign, flip)
-            rho = np.asarray(rho)
-            residual = float(krylov.relative(np.asarray(rest), rho, rho[0], np))
-            found.append(Solved(sign * rho, vectors, ranks, name, residual))
+            rho, vectors, rest = (_paired if host else _paired_on_device)(whole, left, Across(C, T, sizes), sign, flip)
+            rho, rest = distributed.fetched(rho), distributed.fetched(rest)
+            found.append(Solved(sign * rho, vectors, ranks, name, float(krylov.relative(rest, rho, rho[0], np))))
             if found[-1].converged:
                 break
     return found
@@ -154,35 +175,55 @@ def crowd(n: float, ranks: list[int]) -> bool:
     return ((x * (1 - y)) ** 0.5 + (y * (1 - x)) ** 0.5) ** 2 > CROWDED
 
 
-def _inverted(C: Any, T: list[Any], Bx: Callable[[], Any], k: int) -> Any | None:
+def _inverted(C: Any, T: list[Any], Bx: Callable[[], Any], sizes: tuple[int, int], k: int) -> Any | None:
     """The leading left singular vectors by the inverse of ``σ - M Mᵀ``, with ``σ`` just above the largest correlation.
 
     Correlations that crowd at 1 have gaps of 10⁻⁶ and less, which the inverse spreads. In features, ``σ - M Mᵀ`` is
     ``S = σ Bx - C By⁻¹ Cᵀ``; with ``Uᵀ S U = I`` the largest eigenvalues of ``Uᵀ Bx U`` are wanted. None if rounding
     errors make ``S`` indefinite.
     """
-    host = isinstance(C, np.ndarray)
-    square, triangular = (t.shape[0] == t.shape[1] for t in T)
-    # The inverse of a Cholesky factor, or else of eigenvectors.
-    triangular = triangular and not np.asarray(T[1][-1, :-1]).any()
+    host, spread = isinstance(C, np.ndarray), mesh_cholesky.is_spread(C)
+    square = T[0].shape[1] == sizes[0]
+    if spread and not square:
+        return None
     # Where Bx is singular, its range takes the place of the features.
     X = Bx() if square else (np if host else jnp).eye(T[0].shape[1])
     try:
-        U = (_shifted_factor if host else _shifted_factor_on_device)(X, C, T, square, triangular)
+        if spread:
+            U = mesh_cholesky.inverse_factor(mesh_cholesky.shifted(X, C, T[1], SHIFT), np.ones(X.shape[1]))[0]
+        else:
+            U = (_shifted_factor if host else _shifted_factor_on_device)(X, C, T, square, _is_triangular(T[1]))
     except scipy.linalg.LinAlgError:
         return None
-    if not np.isfinite(np.asarray(U[-1, -1])):
+    found = krylov.largest(Reduced(X, [U], _product, (X.shape[1],)), X.shape[1], k, host)
+    if not np.isfinite(found.residual):
         return None
-    found = krylov.largest(Reduced(X, [U], _product, 1), len(X), k, host)
     return (_in_whitened if host else _in_whitened_on_device)(X, U, T, found.vectors, square)
+
+
+def _is_triangular(T: Any) -> bool:
+    """Whether a factor is the inverse of a Cholesky factor, or else made of eigenvectors."""
+    return T.shape[0] == T.shape[1] and not np.asarray(T[-1, :-1]).any()
+
+
+def _between(C: Any, T: list[Any], *triangular: bool) -> Any:
+    """``M = T_xᵀ C T_y``, by panels of the factors that are triangular."""
+    N = _times_factor(C, T[1], triangular[1]) if triangular else C @ T[1]
+    return _times_factor(N.T, T[0], triangular[0]).T if triangular else T[0].T @ N
+
+
+def _times_factor(C: Any, T: Any, triangular: bool) -> Any:
+    if not triangular:
+        return C @ T
+    xp: Any = np if isinstance(C, np.ndarray) else jnp
+    return xp.concatenate([C[:, :b] @ T[:b, a:b] for a, b in spans(len(T), PANELS)], 1)
 
 
 def _shifted_factor(X: Any, C: Any, T: list[Any], square: bool, triangular: bool) -> Any:
     """``U`` with ``Uᵀ S U = I``; not finite, or an error, if ``S`` is indefinite."""
-    xp: Any = np if isinstance(C, np.ndarray) else jnp
-    N = xp.concatenate([C[:, :b] @ T[1][:b, a:b] for a, b in spans(len(T[1]), PANELS)], 1) if triangular else C @ T[1]
+    N = _times_factor(C, T[1], triangular)
     N = N if square else T[0].T @ N
-    if xp is np:
+    if isinstance(N, np.ndarray):
         L = scipy.linalg.cholesky(SHIFT * X - N @ N.T, lower=True, overwrite_a=True, check_finite=False)
         return scipy.linalg.lapack.dtrtri(L, lower=1, overwrite_c=1)[0].T
     # Only the lower panels are read.
@@ -194,21 +235,21 @@ def _in_whitened(X: Any, U: Any, T: list[Any], F: Any, square: bool) -> Any:
     """Vectors ``U F`` in orthonormal whitened coordinates; ``T⁻¹ = Tᵀ Bx`` if ``T`` is square."""
     xp: Any = np if isinstance(X, np.ndarray) else jnp
     a = U @ F
-    return xp.linalg.qr(T[0].T @ (X @ a) if square else a)[0]
+    return xp.linalg.qr(T[0].T @ (X @ _resized(a, X.shape[1])) if square else a)[0]
 
 
 def _product(matrix: Any, V: Any) -> Any:
     return matrix @ V
 
 
-def _paired(whole: Across, left: Any, T: list[Any] | None, sign: int, flip: bool) -> tuple[Any, Any, Any]:
+def _paired(whole: Across, left: Any, views: Across, sign: int, flip: bool) -> tuple[Any, Any, Any]:
     """Singular values, vectors of both views, and residuals, from the span of the left singular vectors."""
     xp: Any = np if isinstance(left, np.ndarray) else jnp
     Q, R = xp.linalg.qr(whole.right(left))
     P, rho, W = xp.linalg.svd(R.T)
     u, v = left @ P, Q @ W.T
     rest = xp.linalg.norm(whole.left(v) - u * rho, axis=0)
-    pair = (u, sign * v) if T is None else (T[0] @ u, sign * (T[1] @ v))
+    pair = views.lifted(0, u), sign * views.lifted(1, v)
     return rho, xp.concatenate(pair[::-1] if flip else pair) / 2**0.5, rest
 
 
@@ -219,6 +260,17 @@ def _decomposed(whole: Across, d: int, k: int) -> Any:
     return jnp.linalg.eigh(whole(jnp.eye(d)))[1][:, : -1 - k : -1]
 
 
+def _formed(reduced: Reduced, rank: int) -> Any:
+    H = reduced((np if isinstance(jax.tree.leaves(reduced)[0], np.ndarray) else jnp).eye(rank))
+    return (H + H.T) / 2
+
+
+@partial(compiled, static_argnums=1)
+def _spectrum_on_device(reduced: Reduced, rank: int) -> Any:
+    return jnp.linalg.eigh(_formed(reduced, rank))
+
+
+_between_on_device = compiled(_between, static_argnums=(2, 3))
 _paired_on_device = compiled(_paired, static_argnums=(3, 4))
 _decomposed_on_device = compiled(_decomposed, static_argnums=(1, 2))
 _shifted_factor_on_device = compiled(_shifted_factor, static_argnums=(3, 4))
@@ -250,7 +302,7 @@ def solve(
     rows behind them.
     """
     T, ranks, condition = (None, sizes, 1.0) if B is None else _whitened(B, cutoff)
-    found = _solve(times, operands, B, T, C, ranks, k, which, n)
+    found = _solve(times, operands, B, T, C, tuple(sizes), ranks, k, which, n)
     return found._replace(condition=condition)
 
 
@@ -260,6 +312,7 @@ def _solve(
     B: list[Callable[[], Any]] | None,
     T: list[Any] | None,
     C: Callable[[], Any] | None,
+    sizes: tuple[int, ...],
     ranks: list[int],
     k: int,
     which: str,
@@ -269,36 +322,34 @@ def _solve(
     rank = sum(ranks)
     count = min(k, rank)
     if not rank:
-        return Solved(np.zeros(0), np.zeros((sum(map(len, T or ())), 0)), ranks, "none")
+        return Solved(np.zeros(0), np.zeros((sum(sizes), 0)), ranks, "none")
     sign = -1 if which == "smallest" else 1
     found: list[Solved] = []
     if C is not None and which != "magnitude" and count <= min(ranks):
-        found = _of_two_views(C(), T, B, ranks, count, sign, n)
+        found = _of_two_views(C(), T, B, (sizes[0], sizes[1]), ranks, count, sign, n)
         if found and found[-1].converged:
             return found[-1]
     # The squares of small singular values may be below rounding error. Their operator on both views has them.
-    reduced = Reduced(operands(), T, times, sign)
+    reduced = Reduced(operands(), T, times, sizes, sign)
     first = jax.tree.leaves(reduced)[0]
     host = isinstance(first, np.ndarray)
     if T is None and C is None and which == "largest" and krylov.is_low(n, rank):
         # The covariance of fewer rows than columns.
         lam, Z, residual = krylov.of_low_rank(reduced, rank, count, int(n), host)
-        found.append(Solved(np.asarray(lam), Z, ranks, "range of few rows", residual))
+        found.append(Solved(distributed.fetched(lam), Z, ranks, "range of few rows", residual))
         if found[-1].converged:
             return found[-1]
     if which != "magnitude" and krylov.fits(rank, count) and not (C is None and is_small(first, rank)):
         lam, Z, residual = krylov.largest(reduced, rank, count, host)
-        found.append(Solved(sign * np.asarray(lam), reduced.lifted(Z), ranks, "block Lanczos", residual))
+        found.append(Solved(sign * distributed.fetched(lam), reduced.lifted(Z), ranks, "block Lanczos", residual))
     best = min(found, key=lambda one: one.residual, default=None)
     if best is not None and (best.converged or rank > (HOST_LIMIT if host else DEVICE_LIMIT)):
         return best
-    H = reduced(np.eye(rank) if host else jnp.eye(rank))
-    H = (H + H.T) / 2
     if host and which != "magnitude" and count < rank:
-        lam, R = _top(H, count)
+        lam, R = _top(_formed(reduced, rank), count)
     else:
-        lam, R = np.linalg.eigh(H) if host else jnp.linalg.eigh(H)
-    lam = sign * np.asarray(lam)
+        lam, R = np.linalg.eigh(_formed(reduced, rank)) if host else _spectrum_on_device(reduced, rank)
+    lam = sign * distributed.fetched(lam)
     order = leading(lam, count, which)
     return Solved(lam[order], reduced.lifted(R[:, order]), ranks, "eigh")
 
@@ -316,19 +367,23 @@ def _whitened(B: list[Callable[[], Any]], cutoff: float) -> tuple[list[Any], lis
 
 def _scale(block: Any) -> np.ndarray:
     """Factors that give the block a unit diagonal; 0 for constant features."""
-    scale = np.sqrt(np.maximum(np.asarray(block.diagonal()), 0))
+    diagonal = mesh_cholesky.diagonal(block) if mesh_cholesky.is_spread(block) else np.asarray(block.diagonal())
+    scale = np.sqrt(np.maximum(diagonal, 0))
     alive = scale > np.finfo(np.float64).eps * scale.max(initial=0.0)
     return np.where(alive, 1 / np.where(alive, scale, 1), 0)
 
 
 def _by_cholesky(block: Any) -> tuple[Any, float]:
     """By the inverse of a Cholesky factor, with a bound on the condition; infinite if there is no such factor."""
-    factors = _scale(block)
+    factors, spread = _scale(block), mesh_cholesky.is_spread(block)
+    inverse: Any = _inverse_factor if isinstance(block, np.ndarray) else _inverse_factor_on_device
     try:
-        T, bound = (_inverse_factor if isinstance(block, np.ndarray) else _inverse_factor_on_device)(block, factors)
+        T, bound = (mesh_cholesky.inverse_factor if spread else inverse)(block, factors)
     except scipy.linalg.LinAlgError:
         return None, np.inf
-    return T if factors.all() else T[:, factors > 0], float(bound) if np.isfinite(bound) else np.inf
+    if not factors.all():
+        T = mesh_cholesky.columns(T, np.flatnonzero(factors)) if spread else T[:, factors > 0]
+    return T, float(bound) if np.isfinite(bound) else np.inf
 
 
 def _inverse_factor(block: Any, factors: Any) -> tuple[Any, Any]:
@@ -364,14 +419,29 @@ def _inverse(L: jax.Array) -> jax.Array:
 def _by_eigh(block: Any, cutoff: float) -> Any:
     """By the eigenvectors of the block, without those of eigenvalue 0."""
     factors = _scale(block)
-    unit = factors[:, None] * block * factors
-    sigma, U = np.linalg.eigh(unit) if isinstance(block, np.ndarray) else jnp.linalg.eigh(unit)
-    values = np.asarray(sigma)
+    sigma, U = (_decomposed_unit if isinstance(block, np.ndarray) else _decomposed_unit_on_device)(block, factors)
+    values = distributed.fetched(sigma)
     keep = values > cutoff * max(values[-1], 0)
-    return factors[:, None] * U[:, keep] / np.sqrt(values[keep])
+    T = factors[:, None] * U[:, keep] / np.sqrt(values[keep])
+    return mesh_cholesky.spread(T, block) if mesh_cholesky.is_spread(block) else T
 
 
-def _cut(X: Any, sizes: list[int]) -> list[Any]:
+def _decomposed_unit(block: Any, factors: Any) -> tuple[Any, Any]:
+    unit = factors[:, None] * block[: len(factors)] * factors
+    return (np if isinstance(block, np.ndarray) else jnp).linalg.eigh(unit)
+
+
+_decomposed_unit_on_device = compiled(_decomposed_unit)
+
+
+def _resized(X: Any, rows: int) -> Any:
+    """The first rows, or all and rows of zeros."""
+    if len(X) < rows:
+        return (np if isinstance(X, np.ndarray) else jnp).pad(X, ((0, rows - len(X)), (0, 0)))
+    return X[:rows]
+
+
+def _cut(X: Any, sizes: Sequence[int]) -> list[Any]:
     ends = np.cumsum([0, *sizes]).tolist()
     return [X[a:b] for a, b in itertools.pairwise(ends)]
 

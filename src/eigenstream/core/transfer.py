@@ -25,23 +25,23 @@ def _pool(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, "eigenstream-copy")
 
 
-def send(jobs: Iterable[Callable[[], Tree]], room: int | None = None) -> Callable[[], Tree]:
-    """Start to copy host rows to JAX's default device, and return at once.
+def send(jobs: Iterable[Callable[[], Tree]], room: int | None = None, device: Any = None) -> Callable[[], Tree]:
+    """Start to copy host rows to a device, if none is given JAX's default, and return at once.
 
     Each job gives one piece of the rows, in a thread. The function returned waits for the copies and gives all rows in
     one tree of device arrays, padded with zero rows to ``room``.
     """
     # A thread does not inherit what the caller set for a block of code: the device, and whether float64 is allowed.
-    put = partial(_put, jax.config.jax_default_device, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+    put = partial(_put, device, jax.config.jax_default_device, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
     pieces = [_pool(os.getpid()).submit(put, job) for job in jobs]
     return lambda: _joined(room, *[piece.result() for piece in pieces])
 
 
-def _put(device: Any, wide: bool, job: Callable[[], Tree]) -> Tree:
-    with jax.default_device(device), jax.enable_x64(wide):
+def _put(device: Any, default: Any, wide: bool, job: Callable[[], Tree]) -> Tree:
+    with jax.default_device(default), jax.enable_x64(wide):
         # A CPU would share aligned memory with the host array, whatever may_alias says.
         rows = jax.tree.map(np.array, job()) if jax.default_backend() == "cpu" else job()
-        return jax.block_until_ready(jax.device_put(rows))
+        return jax.block_until_ready(jax.device_put(rows, device))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -65,7 +65,8 @@ class Centred(NamedTuple):
 class Covariance:
     """The rows of a symmetric second moment that belong to one leaf, from ``start`` on, in place of its rows."""
 
-    #: An array; before `read`, a function that forms it, or its columns from a first to a last one.
+    #: An array, maybe with rows of zeros at its end. Before `read`, a function ``rows(a, b)`` that gives rows a to b of
+    #: the second moment of all features, and ``rows(a, b, columns=(c, d))`` the columns c to d of these.
     panel: Any
     start: int
     shape: tuple[int, ...]
@@ -155,7 +156,7 @@ def _project(leaf: Any, v: Any) -> Any:
         centred = centred * present(leaf) if isinstance(leaf.rows, Filled) else centred
         return centred * (b / (b - 1))
     if isinstance(leaf, Covariance):
-        return v @ leaf.panel
+        return v @ leaf.panel[: v.shape[1]]
     if isinstance(leaf, Sparse):
         scores = (leaf.matrix @ v.T).T
         return scores if leaf.means is None else scores - (v @ leaf.means.T) @ leaf.weights.T
@@ -339,20 +340,22 @@ def stacked(batch: Tree, m: int) -> Tree | None:
     return jax.tree.map(lambda leaf: leaf.reshape((m, leaf.shape[0] // m, *leaf.shape[1:])), batch)
 
 
-def covariance_view(rows: Callable[[int, int], Any], template: Tree) -> Tree:
-    """The second moment of all features as a view shaped like ``template``, still to be `read`.
-
-    ``rows(a, b)`` gives rows a to b of it, and ``rows(a, b, columns=(c, d))`` the columns c to d of these.
-    """
+def covariance_view(rows: Callable[..., Any], template: Tree) -> Tree:
+    """The second moment of all features as a view shaped like ``template``, still to be `read`; ``rows``: see there."""
     items, structure = jax.tree.flatten(template)
-    ends = np.cumsum([0] + [math.prod(s.shape) for s in items]).tolist()
-    spans = zip(pairwise(ends), items, strict=True)
-    return jax.tree.unflatten(structure, [Covariance(partial(rows, a, b), a, tuple(s.shape)) for (a, b), s in spans])
+    starts = np.cumsum([0] + [math.prod(s.shape) for s in items]).tolist()
+    return jax.tree.unflatten(
+        structure, [Covariance(rows, a, tuple(s.shape)) for a, s in zip(starts, items, strict=False)]
+    )
 
 
 def read(x: Tree) -> Tree:
     """Form the panels of all `Covariance` leaves."""
-    return map_leaves(lambda leaf: replace(leaf, panel=leaf.panel()) if isinstance(leaf, Covariance) else leaf, x)
+
+    def one(leaf: Any) -> Any:
+        return replace(leaf, panel=leaf.panel(*_span(leaf))) if isinstance(leaf, Covariance) else leaf
+
+    return map_leaves(one, x)
 
 
 def to_be_put(x: Tree) -> Tree:
@@ -361,7 +364,7 @@ def to_be_put(x: Tree) -> Tree:
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, Covariance):
             return jnp.asarray(leaf)
-        return replace(leaf, panel=lambda **how: jnp.asarray(leaf.panel(**how)))
+        return replace(leaf, panel=lambda *rows, **how: jnp.asarray(leaf.panel(*rows, **how)))
 
     return map_leaves(one, x)
 
@@ -369,14 +372,24 @@ def to_be_put(x: Tree) -> Tree:
 def second_moment(x: Tree, ridge: float) -> Any:
     """The matrix of a view of `Covariance` leaves, with the ridge added to its diagonal."""
     C = cross_moment(x, x)
+    if not ridge:
+        return C
+    return (_ridged if isinstance(C, np.ndarray) else _ridged_on_device)(C, ridge)
+
+
+def _ridged(C: Any, ridge: float) -> Any:
     xp = np if isinstance(C, np.ndarray) else jnp
-    return players.ridged(xp.eye(len(C)), C, ridge, C.trace() / len(C)) if ridge else C
+    return players.ridged(xp.eye(*C.shape), C, ridge, C.trace() / C.shape[1])
+
+
+_ridged_on_device = jax.jit(_ridged, static_argnums=1)
 
 
 def cross_moment(x: Tree, y: Tree) -> Any:
     """The second moments of the features of one view with those of another, both of `Covariance` leaves to be read."""
-    columns = leaves(y)[0].span.start, leaves(y)[-1].span.stop
-    panels = [leaf.panel(columns=columns) for leaf in leaves(x)]
-    if len(panels) == 1:
-        return panels[0]
-    return np.concatenate(panels) if isinstance(panels[0], np.ndarray) else jnp.concatenate(panels)
+    return leaves(x)[0].panel(*_span(x), columns=_span(y))
+
+
+def _span(x: Tree) -> tuple[int, int]:
+    """The first and last features of the leaves of a view, which follow one another."""
+    return leaves(x)[0].span.start, leaves(x)[-1].span.stop

@@ -12,6 +12,7 @@ from eigenstream.core import host_batches, players, views
 from eigenstream.core.device_moments import DeviceMoments
 from eigenstream.core.moments import Moments, Summary
 from eigenstream.core.types import Tree
+from eigenstream.problems.checks import view_sizes
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class MomentStatistics(Statistics):
 
     def on_device(self, mesh: Any) -> Self:
         """The same sums on a mesh of devices, or on JAX's default device."""
-        return replace(self, moments=DeviceMoments.of(self.moments, mesh))
+        return replace(self, moments=DeviceMoments.of(self.moments, mesh, view_sizes(self.template)))
 
     def on_host(self) -> Self:
         return replace(self, moments=self.moments.on_host())

@@ -106,7 +106,13 @@ class Run:
         if self.single_view and isinstance(template, tuple | list) and len(template) > 1:
             raise ValueError(f"a batch holds {len(template)} arrays, and this estimator takes one: give X alone")
         self.solver, self.reason = chosen(
-            self.solver, self.problem, view_sizes(template), self.which, self.budget, self.half_life
+            self.solver,
+            self.problem,
+            view_sizes(template),
+            self.which,
+            self.budget,
+            self.half_life,
+            self.placement.feature_shards,
         )
         options = self.which, repeatable, self.seed, self.for_estimator, self.placement, self.budget
         setup = Setup(self.problem, self.solver, self.k, batch, *options)

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from eigenstream import distributed
@@ -100,6 +99,11 @@ class Placement:
     def __getstate__(self) -> dict[str, Any]:
         """Drop the mesh: the devices of another machine are unknown, so an unpickled run uses one device."""
         return {"mesh": None, "precision": self.precision}
+
+    @property
+    def feature_shards(self) -> int:
+        """Devices that share the features and have memory of their own: those of a CPU share the host's."""
+        return 1 if self.mesh is None or jax.default_backend() == "cpu" else self.mesh.shape["feature"]
 
     @property
     def shares_rows(self) -> bool:
@@ -210,7 +214,7 @@ def on_host(tree: Tree) -> Tree:
     def fetch(x: Any) -> Any:
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
             return x
-        return np.asarray(x if x.is_fully_replicated else multihost_utils.process_allgather(x, tiled=True))
+        return distributed.fetched(x)
 
     tree = _map(lambda x: np.asarray(fetch(x.array))[tuple(slice(n) for n in x.shape)], tree)
     return jax.tree.map(fetch, tree)

@@ -27,12 +27,18 @@ SOLVERS: dict[str, Callable[[], Any]] = {
 
 
 def chosen(
-    solver: Any, problem: Problem, sizes: list[int], which: str, budget: float | None, half_life: float | None
+    solver: Any,
+    problem: Problem,
+    sizes: list[int],
+    which: str,
+    budget: float | None,
+    half_life: float | None,
+    shards: int = 1,
 ) -> tuple[Any, str]:
-    """The solver for views of these dimensions, and the reason for it in words."""
+    """The solver for views of these dimensions, and the reason for it in words; ``shards``: devices share the sums."""
     reason = "as given"
     if isinstance(solver, str) and solver == "auto":
-        solver, reason = _automatic(problem, sum(sizes), which, budget)
+        solver, reason = _automatic(problem, sum(sizes), which, budget, shards)
     if isinstance(solver, str):
         if solver not in SOLVERS:
             raise ValueError(f"solver={solver!r}: give 'auto', {', '.join(map(repr, SOLVERS))} or a solver object")
@@ -46,12 +52,12 @@ def chosen(
     return solver, reason
 
 
-def _automatic(problem: Problem, d: int, which: str, budget: float | None) -> tuple[str, str]:
+def _automatic(problem: Problem, d: int, which: str, budget: float | None, shards: int) -> tuple[str, str]:
     """``"exact"`` wherever its sums fit, else ``"game"``."""
-    needed = problem.statistics_bytes(d)
+    needed = problem.statistics_bytes(d) / shards
     if not needed:
         return "exact", "nothing has to be summed"
-    sums = f"the sums of {d} features take {needed / 1e9:.2g} GB"
+    sums = f"the sums of {d} features take {needed / 1e9:.2g} GB{' on each device' * (shards > 1)}"
     # The other half is for the solution.
     room = free_bytes() / 2 if budget is None else budget
     limit = f"{'half of the free memory' if budget is None else 'memory_budget'}, {room / 1e9:.2g} GB"

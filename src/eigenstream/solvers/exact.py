@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
+from eigenstream import distributed
 from eigenstream.core import host_batches, players, ritz, views
 from eigenstream.core.moments import NotFinite
 from eigenstream.core.pencil import ROUGH, Solved, solve
@@ -131,7 +132,7 @@ class Exact:
                 operands = views.to_be_put(operands)
             solved = self._from_moments(problem, state, operands, times, which, n)
             # Only now, when the factors of B are freed.
-            V = fix_signs(players.from_matrix(np.asarray(solved.vectors), state.template))
+            V = fix_signs(players.from_matrix(distributed.fetched(solved.vectors), state.template))
             rest, crossed = times.measured(views.read(operands), V, solved.eigenvalues)
         message = "solved exactly"
         if not solved.converged:
@@ -199,7 +200,7 @@ class Times:
         start = np.random.default_rng(0).normal(size=(players.size(self.template), 4))
         on_host = isinstance(jax.tree.leaves(operands)[0], np.ndarray)
         rest, crossed = (_measured if on_host else _measured_on_device)(self, operands, V, lam, start)
-        return np.asarray(rest), crossed and [np.asarray(scores).T for scores in crossed]
+        return distributed.fetched(rest), crossed and [distributed.fetched(scores).T for scores in crossed]
 
 
 def _measured(times: Times, operands: Tree, V: Tree, lam: Any, start: Any) -> tuple[Any, list[Any] | None]:
