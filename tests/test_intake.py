@@ -78,6 +78,19 @@ def test_rows_that_fit_an_accelerator_are_kept_there_and_solved(monkeypatch):
         assert model.converged_
 
 
+@pytest.mark.parametrize("option", ["tol", "callbacks", "folder"])
+def test_results_on_the_way_do_not_wait_for_kept_rows(monkeypatch, tmp_path, option):
+    monkeypatch.setattr(stepping_engine, "on_accelerator", lambda state: True)
+    records = []
+    given = {"tol": 1e-9, "callbacks": iter([records.append]), "folder": tmp_path}[option]
+    checkpoints = {"checkpoint_every": 0} if option == "folder" else {}
+    result = es.solve(es.problems.pca(), np.array_split(X, 50), 3, GAME, **{option: given}, **checkpoints)
+    assert "kept" not in result.message
+    assert len(result.history) > 1
+    assert len(records) == (len(result.history) if option == "callbacks" else 0)
+    assert any((tmp_path / "checkpoints").glob("[0-9]*")) == (option == "folder")
+
+
 @pytest.mark.parametrize("size", [100, 1000])
 @pytest.mark.parametrize("shift", [0, 1000])
 def test_the_same_steps(both, size, shift):

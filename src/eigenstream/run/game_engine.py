@@ -66,9 +66,10 @@ class GameEngine(SteppingEngine):
         #: The first rows; None once the game has opened.
         self.opening: Opening | None = None
         if self.solver.opening and not (self.problem.noiseless or self.state.plays_all or self.solver.half_life):
-            # Rows that fit an accelerator are kept there.
-            budget = free_bytes() / 2 if setup.memory_budget is None else setup.memory_budget
-            room = 0.0 if self.intake is None else budget
+            room = 0.0
+            if self.intake is not None and setup.keep_rows:
+                # Rows that fit an accelerator are kept there.
+                room = free_bytes() / 2 if setup.memory_budget is None else setup.memory_budget
             self.opening = Opening(self.solver.opening, room)
 
     @property

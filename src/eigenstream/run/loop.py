@@ -99,7 +99,7 @@ class Run:
         self.averaged: float | None = None
         self.stop: Stop | None = None
 
-    def begin(self, batch: Tree, repeatable: bool = False) -> None:
+    def begin(self, batch: Tree, repeatable: bool = False, keep_rows: bool = True) -> None:
         """Choose the solver and start its engine, for batches like this one."""
         template = self.problem.template(batch)
         check_k(self.k, self.problem.most_components(view_sizes(template)))
@@ -114,7 +114,7 @@ class Run:
             self.half_life,
             self.placement.feature_shards,
         )
-        options = self.which, repeatable, self.seed, self.for_estimator, self.placement, self.budget
+        options = self.which, repeatable, self.seed, self.for_estimator, self.placement, self.budget, keep_rows
         setup = Setup(self.problem, self.solver, self.k, batch, *options)
         self.template = template
         self.engine = start_engine(setup)
@@ -201,7 +201,10 @@ class Run:
             check_count("max_steps", max_steps, none="for no limit")
             check_count("max_epochs", max_epochs)
             stream = Epochs(self.problem, batches, max_steps, SNAPSHOT_EVERY)
-            self.begin(self.problem.accept(stream.head()), stream.repeatable)
+            callbacks = tuple(callbacks)
+            # A tolerance, callbacks and checkpoints need results before the stream ends.
+            keep_rows = tol is None and not callbacks and folder is None
+            self.begin(self.problem.accept(stream.head()), stream.repeatable, keep_rows)
             if self.engine.sums_rows:
                 self.engine.rows_stay = stream.in_large_batches(self.engine.block_rows)
                 if self.engine.share is not None:
@@ -215,7 +218,7 @@ class Run:
             if self.engine.sums_rows and self.problem.noiseless:
                 return self.result()
             checkpointer = Checkpointer(self, folder)
-            rules = StopRules(tuple(callbacks), tol, max_steps, checkpointer, time.monotonic() - self.seconds)
+            rules = StopRules(callbacks, tol, max_steps, checkpointer, time.monotonic() - self.seconds)
             shown = verbose and distributed.is_first()
             try:
                 with (
