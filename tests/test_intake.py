@@ -91,6 +91,16 @@ def test_results_on_the_way_do_not_wait_for_kept_rows(monkeypatch, tmp_path, opt
     assert any((tmp_path / "checkpoints").glob("[0-9]*")) == (option == "folder")
 
 
+def test_partial_fit_keeps_no_more_rows_than_on_a_processor(monkeypatch):
+    """The end of such a stream is not known, so rows kept until then would never be freed."""
+    monkeypatch.setattr(stepping_engine, "on_accelerator", lambda state: True)
+    model = es.PCA(3, solver=GAME, memory_budget=1e9)
+    for rows in parts(X):
+        model.partial_fit(rows)
+    assert model._run.engine.opening is None
+    assert "kept" not in model.message_
+
+
 @pytest.mark.parametrize("size", [100, 1000])
 @pytest.mark.parametrize("shift", [0, 1000])
 def test_the_same_steps(both, size, shift):

@@ -39,7 +39,7 @@ class Setup(NamedTuple):
     #: Bytes that a solver may take for sums or rows; None: half of what is free.
     memory_budget: float | None = None
     #: Whether an accelerator may keep rows until the stream ends, with no snapshot or checkpoint before.
-    keep_rows: bool = True
+    keep_rows: bool = False
 
 
 class Stop(NamedTuple):

@@ -99,7 +99,7 @@ class Run:
         self.averaged: float | None = None
         self.stop: Stop | None = None
 
-    def begin(self, batch: Tree, repeatable: bool = False, keep_rows: bool = True) -> None:
+    def begin(self, batch: Tree, repeatable: bool = False, keep_rows: bool = False) -> None:
         """Choose the solver and start its engine, for batches like this one."""
         template = self.problem.template(batch)
         check_k(self.k, self.problem.most_components(view_sizes(template)))
