@@ -54,8 +54,9 @@ def test_the_same_fit(both, dtype, shift, batches):
     np.testing.assert_allclose(device.explained_variance_ratio_, host.explained_variance_ratio_, rtol=2e-6)
 
 
-def test_rows_that_fit_an_accelerator_are_kept_there_and_solved(monkeypatch):
-    """As many moves as it takes, on large blocks; a stream that does not fit is used once, and both go on later."""
+@pytest.fixture
+def sizes(monkeypatch):
+    """The numbers of rows in the blocks that are kept as on an accelerator, each time they are joined."""
     monkeypatch.setattr(stepping_engine, "on_accelerator", lambda state: True)
     sizes = []
     joined = GameEngine._join_kept
@@ -65,6 +66,11 @@ def test_rows_that_fit_an_accelerator_are_kept_there_and_solved(monkeypatch):
         sizes.append([views.n_rows(block) for block in engine.opening.blocks])
 
     monkeypatch.setattr(GameEngine, "_join_kept", watched)
+    return sizes
+
+
+def test_rows_that_fit_an_accelerator_are_kept_there_and_solved(sizes):
+    """As many moves as it takes, on large blocks; a stream that does not fit is used once, and both go on later."""
     whole, streamed = (es.PCA(3, solver=GAME, memory_budget=budget).fit(X) for budget in (1e9, 1.0))
     exact = es.PCA(3).fit(X)
     assert sizes[0] == [5003]
@@ -76,6 +82,13 @@ def test_rows_that_fit_an_accelerator_are_kept_there_and_solved(monkeypatch):
         assert model._run.engine.opening is None
         assert model.partial_fit(X[:500]).n_samples_seen_ == 5503
         assert model.converged_
+
+
+def test_kept_rows_with_labels_are_joined(sizes):
+    labels = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)
+    game, exact = (es.LDA(2, solver=solver, memory_budget=1e9).fit(X, labels) for solver in (GAME, "exact"))
+    assert sizes[0] == [5003]
+    np.testing.assert_allclose(game.eigenvalues_, exact.eigenvalues_, rtol=1e-4)
 
 
 @pytest.mark.parametrize("option", ["tol", "callbacks", "folder"])

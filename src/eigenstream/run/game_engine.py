@@ -167,7 +167,7 @@ class GameEngine(SteppingEngine):
     def _join_kept(self) -> None:
         """Join kept rows on an accelerator to large blocks, so that a move has few programs."""
         assert self.opening is not None
-        if self.intake is None or not all(map(is_dense, self.opening.blocks)):
+        if self.intake is None or not all(is_dense(self.problem.split(block)[0]) for block in self.opening.blocks):
             return
         waiting, self.opening.blocks = self.opening.blocks, []
         each = max(1, KEPT_NUMBERS // (self._width * max(map(n_rows, waiting), default=1)))
