@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import eigenstream as es
 from data import scaled
+from eigenstream.core import host_batches
 from eigenstream.core.moments import BLOCK_ROWS, Moments, Summary
 
 X = scaled()
@@ -132,6 +133,35 @@ def test_the_trace_alone_is_that_of_the_whole_scatter(groups, sparse):
     assert trace.scatter.shape == ()
     np.testing.assert_allclose(trace.total_scatter(), whole.total_scatter(), rtol=1e-12)
     np.testing.assert_allclose(trace.group_means(), whole.group_means(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_the_trace_alone_of_sparse_rows_beside_dense_ones(groups):
+    rng = np.random.default_rng(0)
+    dense, labels = rng.normal(size=(900, 5)) + 1e6, rng.integers(0, 3, 900) if groups > 1 else None
+    sparse = scipy.sparse.csr_array(rng.normal(size=(900, 7)) * (rng.random((900, 7)) < 0.2))
+    whole = Moments.empty(12, groups).add(np.hstack([dense, sparse.toarray()]), labels)
+    for order in (1, -1):
+        found = Moments.empty(12, groups, trace_alone=True)
+        for lo in range(0, 900, 200):
+            rows = host_batches.parts((dense[lo : lo + 200], sparse[lo : lo + 200])[::order])
+            found = found.add(rows, None if labels is None else labels[lo : lo + 200])
+        np.testing.assert_allclose(found.total_scatter(), whole.total_scatter(), rtol=1e-12)
+        expected = np.hstack(np.split(whole.group_means(), [5], axis=1)[::order])
+        np.testing.assert_allclose(found.group_means(), expected, rtol=1e-9)
+        np.testing.assert_array_equal(found.counts, whole.counts)
+
+
+def test_a_streaming_solver_sums_sparse_rows_without_making_them_dense(monkeypatch):
+    rng = np.random.default_rng(0)
+    sparse, dense = (
+        scipy.sparse.random_array((400, 30), density=0.1, random_state=0, format="csr"),
+        rng.normal(size=(400, 3)) + 5,
+    )
+    monkeypatch.setattr(scipy.sparse.csr_array, "toarray", None)
+    model = es.CCA(2, solver="paper").fit(sparse, dense)
+    np.testing.assert_allclose(model.x_mean_, sparse.mean(0), atol=1e-6)
+    np.testing.assert_allclose(model.y_mean_, dense.mean(0), rtol=1e-6)
 
 
 def test_a_summary_holds_what_moments_do():

@@ -170,6 +170,12 @@ def dense_parts(batch: Tree) -> Any:
     return [_matrix(leaf) for leaf in leaves]
 
 
+def parts(batch: Tree) -> list[Any]:
+    """The leaves of a host batch as matrices; sparse ones stay sparse."""
+    leaves = jax.tree.leaves(batch, is_leaf=scipy.sparse.issparse)
+    return [leaf if scipy.sparse.issparse(leaf) else _matrix(leaf) for leaf in leaves]
+
+
 def matrices(batch: Tree) -> list[Any]:
     """The leaves of a batch as dense matrices, each where it is."""
     leaves = jax.tree.leaves(batch, is_leaf=scipy.sparse.issparse)

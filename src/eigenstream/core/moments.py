@@ -93,10 +93,12 @@ class Moments(NamedTuple):
     def add(self, rows: Any, labels: np.ndarray | None = None, batch: Any = None) -> Moments:
         """The moments with more rows: a matrix, or dense matrices side by side. Overwrites the scatter of ``self``.
 
-        ``batch``: what an error names.
+        For the trace alone, some of several matrices may be sparse. ``batch``: what an error names.
         """
         total = self
         parts, size = rows if isinstance(rows, list) else [rows], None
+        if len(parts) > 1 and any(map(scipy.sparse.issparse, parts)):
+            return self._with_each(parts, labels, batch)
         if not self.scatter.ndim:
             # Without a matrix product, small blocks of dense rows stay in the processor's cache.
             cached = labels is None and not scipy.sparse.issparse(parts[0])
@@ -109,6 +111,16 @@ class Moments(NamedTuple):
                 raise NotFinite(batch)
             total = after
         return total
+
+    def _with_each(self, parts: list[Any], labels: np.ndarray | None, batch: Any) -> Moments:
+        """The moments with more rows, each part on its own: the trace of the scatter is a sum over parts."""
+        ends = itertools.accumulate((part.shape[1] for part in parts), initial=0)
+        each = [
+            Moments(self.counts, self.means[:, lo:hi], np.zeros(()), self.pilot[lo:hi]).add(part, labels, batch)
+            for part, (lo, hi) in zip(parts, itertools.pairwise(ends), strict=True)
+        ]
+        counts, means, scatters, pilots = zip(*each, strict=True)
+        return Moments(counts[0], np.hstack(means), np.asarray(self.scatter + sum(scatters)), np.concatenate(pilots))
 
     def _with(self, parts: list[np.ndarray], group: np.ndarray | None) -> Moments | None:
         """The moments with a block of dense rows; None if it is not finite."""

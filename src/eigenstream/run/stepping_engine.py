@@ -135,7 +135,7 @@ class SteppingEngine(Engine):
         mine = self.placement.is_first_with_its_rows if views.n_rows(near) < total else distributed.is_first()
         if self.sums is not None and mine:
             rows, labels = self.problem.split(near)
-            self.sums = self.sums.add(host_batches.dense_parts(rows), labels)
+            self.sums = self.sums.add(host_batches.parts(rows), labels)
 
     def _use_pilot(self) -> None:
         # JAX would round float64 rows before the pilot is subtracted, so the host subtracts it.
