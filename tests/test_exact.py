@@ -119,6 +119,37 @@ def test_constant_and_duplicate_columns_and_a_batch_of_two(solver):
     assert np.isfinite(es.solve(es.problems.pca(), pairs, 4, solver=solver).V).all()
 
 
+@pytest.mark.parametrize("scale", [2.0**100, 2.0**130, 2.0**330, 2.0**460])
+def test_residuals_do_not_overflow(scale):
+    """The rows can be squared, and not the squares of their covariance."""
+    plain, large = (es.solve(es.problems.pca(), [x], 2, "exact") for x in (FEW, scale * FEW))
+    np.testing.assert_allclose(large.eigenvalues / scale**2, plain.eigenvalues, rtol=1e-12)
+    assert (large.residuals > 0).all()
+    assert (large.residuals < 1e-14).all()
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.1])
+@pytest.mark.parametrize("value", [1e40, 1e100, 1e140])
+def test_residuals_of_a_large_column_that_is_constant_within_classes(value, ridge):
+    rng, labels = np.random.default_rng(0), np.arange(600) % 3
+    X = np.c_[value * labels, rng.normal(size=(600, 5))]
+    result = es.solve(es.problems.lda(3, ridge=ridge), [(X, labels)], 1, "exact")
+    assert result.residuals[0] < 1e-12
+
+
+def test_classes_too_far_apart_to_square_are_refused():
+    labels = np.arange(600) % 3
+    X = np.c_[1e200 * labels, np.random.default_rng(0).normal(size=(600, 5))]
+    with pytest.raises(ValueError, match="too large to square"):
+        es.solve(es.problems.lda(3), [(X, labels)], 1, "exact")
+
+
+def test_means_too_large_to_square_are_refused():
+    X = np.c_[np.full(50, 2.0**600), FEW]
+    with pytest.raises(ValueError, match="too large to square"):
+        es.PCA(n_components=2, center=False).fit(X)
+
+
 def test_rows_too_large_to_sum_leave_earlier_rows_as_they_are():
     rng = np.random.default_rng(0)
     A, B = rng.normal(size=(4500, 60)), rng.normal(size=(9000, 60))

@@ -122,7 +122,8 @@ class Exact:
             info = EighInfo(method, residuals(V, lam, A, B), True, f"{len(lam)} pairs by {method}")
             solved = Solved(lam, V, [V.shape[0]], method)
             return solved, fix_signs(players.from_matrix(V, state.template)), info, None
-        squares = summary and summary.scatter + sum((m * m).sum() for m in jax.tree.leaves(summary.means))
+        with np.errstate(over="ignore"):
+            squares = summary and summary.scatter + sum((m * m).sum() for m in jax.tree.leaves(summary.means))
         if summary is not None and not np.isfinite(squares):
             raise ValueError("the sums are not finite: the rows hold numbers too large to square")
         times = Times(problem, state.template)
@@ -206,15 +207,18 @@ class Times:
 def _measured(times: Times, operands: Tree, V: Tree, lam: Any, start: Any) -> tuple[Any, list[Any] | None]:
     xp: Any = np if isinstance(start, np.ndarray) else jnp
     AV, BV = times.problem.products(operands, V)
-    # ‖A‖ by a power iteration: the wanted eigenvalues may be the smallest.
+    # ‖A‖ by a power iteration: the wanted eigenvalues may be the smallest. A is divided by its size, because the
+    # square of its square may overflow.
     images = times(operands, start)
-    norms = [xp.linalg.norm(M, axis=0) for M in (images, times(operands, images))]
+    size = xp.abs(images).max()
+    size = xp.where(size > 0, size, 1)
+    norms = [xp.linalg.norm(M / size, axis=0) for M in (images, times(operands, images / size))]
     norm_A = (norms[1] / xp.where(norms[0] > 0, norms[0], 1)).max()
     # A plain tuple is one covariance for each view. Operands of LDA and ICA are named tuples.
     crossed = None
     if type(operands) is tuple:
         crossed = [views.project(x, v) for x, v in zip(operands, V, strict=True)]
-    return ritz.residuals(V, AV, BV, lam, norm_A), crossed
+    return ritz.residuals(V, jax.tree.map(lambda leaf: leaf / size, AV), BV, lam / size, norm_A), crossed
 
 
 _measured_on_device = compiled(_measured, static_argnums=0)
