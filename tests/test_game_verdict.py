@@ -6,7 +6,7 @@ import pytest
 
 import eigenstream as es
 from data import POWER, batched, power_law
-from eigenstream.solvers.game import verdict
+from eigenstream.solvers.game import opening, verdict
 from planted import planted
 
 
@@ -86,6 +86,38 @@ def test_groups_are_numbered_as_the_eigenvalues_are_given():
     lam = np.asarray(state.lam).copy()
     lam[:3] = 1.0, 1.0, 2.0
     assert "eigenvalues 2 to 3 differ" in verdict.verdict(state._replace(lam=lam), 400).words
+
+
+def kept(X, k=3):
+    """Rows that the game keeps whole."""
+    return es.solve(es.problems.pca(), np.array_split(X, 4), k, es.solvers.Game(extra=2, opening=1e9))
+
+
+@pytest.mark.parametrize("moves", [2, 3, 5, 100])
+def test_a_kept_stream_does_not_understate_its_shortfall(monkeypatch, moves):
+    monkeypatch.setattr(opening, "WHOLE_MOVES", moves)
+    X = np.random.default_rng(0).normal(size=(400, 300)) / np.arange(1, 301) ** 0.5
+    game, exact = kept(X), es.solve(es.problems.pca(), [X], 3, "exact")
+    stated, missing = game.history[-1]["shortfall"], 1 - game.eigenvalues.sum() / exact.eigenvalues.sum()
+    # Without the bound by the residuals, the gains of so few moves would state 1.
+    assert missing - 1e-6 < stated < 0.5
+    assert missing > 0.1 or moves > 2
+
+
+def test_no_bound_without_a_size_or_eigenvalues():
+    result = kept(np.random.default_rng(0).normal(size=(400, 300)))
+    state = result.state._replace(gains=np.full(16, np.nan))
+    assert verdict.verdict(state, 400, solved=True).shortfall < 1e-3
+    # No move has been made.
+    assert verdict.verdict(state._replace(size=np.float32(0)), 400, solved=True).shortfall == 1
+    none = state._replace(lam=np.zeros_like(state.lam), size=np.float32(1e38))
+    assert verdict.verdict(none, 400, solved=True).shortfall == 1
+
+
+def test_rows_of_zeros_lack_nothing():
+    result = kept(np.zeros((400, 300)))
+    assert result.history[-1]["shortfall"] == 0
+    assert result.converged
 
 
 def test_a_message_names_few_of_many_groups():

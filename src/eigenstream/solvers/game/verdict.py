@@ -76,11 +76,13 @@ def verdict(state: Any, rows_read: int, solved: bool = False) -> Verdict:
     # With K = d there is nothing to gain by moving, and no row is lost.
     last = float(np.median(gains[-3:]) if len(gains) > 2 else gains.max(initial=0)) if len(gains) else 1.0
     to_come = 0.0 if state.plays_all else TO_COME * last
-    if solved and state.MB is None:
+    if solved and state.MB is None and float(state.size) > 0:
         # Without noise an eigenvalue is no farther from its Ritz value than the residual in the norm of B⁻¹, which is
         # known where B is diagonal. A sketch in the place of B may make a residual too small.
         bound = np.asarray(state.preconditioned_residuals, np.float64).sum() * float(state.size)
-        to_come = min(to_come, bound / max(np.abs(lam).sum(), np.finfo(np.float64).tiny))
+        total = np.abs(lam).sum()
+        if bound <= to_come * total:
+            to_come = bound / total if total > 0 else 0.0
     lost = 0.0 if solved or state.plays_all else LOST * float(state.kappa) / known if known else 1.0
     shortfall = min(max(to_come, 0.0) + lost, 1.0)
     # Small gains on the same rows again may also mean a poor preconditioner: the residual tells.
