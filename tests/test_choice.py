@@ -35,6 +35,12 @@ def test_auto_says_why():
     assert es.PCA(2, solver="exact").fit(scaled()).reason_ == "as given"
 
 
+def test_auto_takes_the_game_with_a_budget_of_0():
+    model = es.CCA(2, memory_budget=0).fit(FEW, FEW[:, :3])
+    assert isinstance(model.solver_, es.solvers.Game)
+    assert "over memory_budget, 0 GB" in model.reason_
+
+
 @pytest.mark.parametrize("name", quick(["paper", "smooth", "eckart_young", "sgha", "oja", "exact"], "paper", "exact"))
 def test_solvers_by_name(name):
     X = scaled() / 3

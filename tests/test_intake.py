@@ -84,6 +84,15 @@ def test_rows_that_fit_an_accelerator_are_kept_there_and_solved(sizes):
         assert model.converged_
 
 
+def test_gains_on_kept_rows_are_forgotten_with_them(sizes):
+    """They are near 0 after many moves on the same rows, and say nothing of new rows."""
+    model = es.PCA(3, solver=GAME, memory_budget=1e9).fit(X[:1000])
+    engine = model._run.engine
+    assert engine.opening is None
+    assert int(engine.state.moves) > 1
+    assert np.isnan(engine.state.gains).all()
+
+
 def test_kept_rows_with_labels_are_joined(sizes):
     labels = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)
     game, exact = (es.LDA(2, solver=solver, memory_budget=1e9).fit(X, labels) for solver in (GAME, "exact"))
