@@ -41,10 +41,12 @@ DOCS = {
         Stop an iterative solver below this residual; ``"game"``, below this estimated shortfall of the sum of the
         leading eigenvalues.
     memory_budget : float, optional
-        Bytes that ``"auto"`` allows exact sums; their solution takes about as much again. Default: half of what is
-        free on the device that will hold them, host memory for a CPU.
+        Bytes that ``"auto"`` allows exact sums; their solution takes about as much again. On an accelerator also the
+        bytes for rows that ``"game"`` keeps there until the stream ends; it keeps fewer in `partial_fit`, and with
+        ``tol``, callbacks or a folder. Default: half of what is free on that device, host memory for a CPU.
     precision : {"float32", "tf32", "bf16"}, optional
-        Precision of a streaming solver's products on a device; its state is in float32. Default: JAX's own setting.
+        Precision of a streaming solver's products on a device; its state is in float32, and so are products with rows
+        that ``"game"`` keeps. Default: JAX's own setting.
     mesh : str, mesh or None
         Devices that share the work: ``"auto"`` for all, or for instance ``"data=2,feature=4"``.
     half_life : float, optional

@@ -61,14 +61,16 @@ def solve(
         Stop an iterative solver when the largest residual, averaged over snapshots 50 steps apart, is below this. Stop
         ``"game"`` when its estimated relative shortfall of the eigenvalue sum is below this.
     memory_budget : float, optional
-        Bytes that ``"auto"`` allows exact sums; their solution takes about as much again. Default: half of what is
-        free on the device that will hold them, host memory for a CPU.
+        Bytes that ``"auto"`` allows exact sums; their solution takes about as much again. On an accelerator also the
+        bytes for rows that ``"game"`` keeps there until the stream ends; it keeps fewer with ``tol``, ``callbacks``
+        or ``folder``. Default: half of what is free on that device, host memory for a CPU.
     half_life : float, optional
         A row's weight halves after this many further rows, for streams that drift; ``"game"`` and ``"exact"`` only.
     random_state : int
         Seed of the initial players.
     precision : {"float32", "tf32", "bf16"}, optional
-        Precision of a streaming solver's products on a device; its state is float32. Default: JAX's setting.
+        Precision of a streaming solver's products on a device; its state is float32, and so are products with rows
+        that ``"game"`` keeps. Default: JAX's setting.
     mesh : str, mesh or None
         How to shard the work: ``"auto"``, features over all devices; ``"data=2,feature=4"``, rows over two
         and features over four; or a `jax.sharding.Mesh` with these axes. None: one device.

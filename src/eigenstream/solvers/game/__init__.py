@@ -67,8 +67,8 @@ class Game:
         as by every solver.
     opening : float
         Memory for the first rows, as a multiple of that of the state; on a GPU at least ``memory_budget``, or half of
-        what is free. The game opens with several moves on them; a stream that fits is solved whole. 0: every row is
-        used once.
+        what is free, if no results are wanted before the stream ends. The game opens with several moves on them; a
+        stream that fits is solved whole. 0: every row is used once.
 
     Examples
     --------
