@@ -100,17 +100,15 @@ def test_kept_rows_with_labels_are_joined(sizes):
     np.testing.assert_allclose(game.eigenvalues_, exact.eigenvalues_, rtol=1e-4)
 
 
-@pytest.mark.parametrize("option", ["tol", "callbacks", "folder"])
-def test_results_on_the_way_do_not_wait_for_kept_rows(monkeypatch, tmp_path, option):
+@pytest.mark.parametrize("option", ["tol", "callbacks"])
+def test_results_on_the_way_do_not_wait_for_kept_rows(monkeypatch, option):
     monkeypatch.setattr(stepping_engine, "on_accelerator", lambda state: True)
     records = []
-    given = {"tol": 1e-9, "callbacks": iter([records.append]), "folder": tmp_path}[option]
-    checkpoints = {"checkpoint_every": 0} if option == "folder" else {}
-    result = es.solve(es.problems.pca(), np.array_split(X, 50), 3, GAME, **{option: given}, **checkpoints)
+    given = {"tol": 1e-9, "callbacks": iter([records.append])}[option]
+    result = es.solve(es.problems.pca(), np.array_split(X, 50), 3, GAME, **{option: given})
     assert "kept" not in result.message
     assert len(result.history) > 1
     assert len(records) == (len(result.history) if option == "callbacks" else 0)
-    assert any((tmp_path / "checkpoints").glob("[0-9]*")) == (option == "folder")
 
 
 def test_partial_fit_keeps_no_more_rows_than_on_a_processor(monkeypatch):

@@ -42,8 +42,8 @@ DOCS = {
         leading eigenvalues.
     memory_budget : float, optional
         Bytes that ``"auto"`` allows exact sums; their solution takes about as much again. On an accelerator also the
-        bytes for rows that ``"game"`` keeps there until the stream ends; it keeps fewer in `partial_fit`, and with
-        ``tol``, callbacks or a folder. Default: half of what is free on that device, host memory for a CPU.
+        bytes for rows that ``"game"`` keeps there until the stream ends; it keeps fewer in `partial_fit` and with
+        ``tol``. Default: half of what is free on that device, host memory for a CPU.
     precision : {"float32", "tf32", "bf16"}, optional
         Precision of a streaming solver's products on a device; its state is in float32, and so are products with rows
         that ``"game"`` keeps. Default: JAX's own setting.

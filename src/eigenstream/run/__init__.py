@@ -62,8 +62,8 @@ def solve(
         ``"game"`` when its estimated relative shortfall of the eigenvalue sum is below this.
     memory_budget : float, optional
         Bytes that ``"auto"`` allows exact sums; their solution takes about as much again. On an accelerator also the
-        bytes for rows that ``"game"`` keeps there until the stream ends; it keeps fewer with ``tol``, ``callbacks``
-        or ``folder``. Default: half of what is free on that device, host memory for a CPU.
+        bytes for rows that ``"game"`` keeps there until the stream ends; it keeps fewer with ``tol`` or
+        ``callbacks``. Default: half of what is free on that device, host memory for a CPU.
     half_life : float, optional
         A row's weight halves after this many further rows, for streams that drift; ``"game"`` and ``"exact"`` only.
     random_state : int

@@ -202,8 +202,8 @@ class Run:
             check_count("max_epochs", max_epochs)
             stream = Epochs(self.problem, batches, max_steps, SNAPSHOT_EVERY)
             callbacks = tuple(callbacks)
-            # A tolerance, callbacks and checkpoints need results before the stream ends.
-            keep_rows = tol is None and not callbacks and folder is None
+            # A tolerance and callbacks need results before the stream ends.
+            keep_rows = tol is None and not callbacks
             self.begin(self.problem.accept(stream.head()), stream.repeatable, keep_rows)
             if self.engine.sums_rows:
                 self.engine.rows_stay = stream.in_large_batches(self.engine.block_rows)
