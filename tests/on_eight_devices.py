@@ -10,12 +10,10 @@ import tempfile
 import jax
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec as P
 
 import eigenstream as es
-from eigenstream.core import device_moments, device_sums, krylov, mesh_cholesky, pencil
+from eigenstream.core import device_moments, device_sums, krylov
 from eigenstream.core.moments import NotFinite
-from eigenstream.core.precision import wide
 from eigenstream.run.engine import Setup
 from eigenstream.run.placement import Placement, make_mesh
 from eigenstream.run.stepping_engine import SteppingEngine, _step
@@ -127,21 +125,17 @@ EXACT_MESHES = [jax.make_mesh((1, 1), ("data", "feature")), "data=1,feature=2", 
 def exact():
     """How far exact eigenvalues and vectors on meshes are from those of one process, and of a resumed run.
 
-    No device holds whole matrices, except in the case "gathered".
+    No device holds whole matrices, except in the case "gathered". See `spread` for other problems.
     """
     gathered, device_moments.GATHERED = device_moments.GATHERED, 0
     device_sums.WIDTH, krylov.SMALL = 16, 1
     rng = np.random.default_rng(0)
     z = rng.normal(size=(900, 6))
-    x, y, w = (z @ rng.normal(size=(6, d)) + rng.normal(size=(900, d)) + 1e3 for d in (211, 157, 43))
+    x, y = (z @ rng.normal(size=(6, d)) + rng.normal(size=(900, d)) + 1e3 for d in (211, 157))
     labels = (z[:, 0] > 0) + 2 * (z[:, 1] > 0)
     cases = {
-        "pca": (es.problems.pca(), (x,)),
         "cca": (es.problems.cca(), (x, y)),
-        "ridge": (es.problems.cca(ridge=0.1, center=False), (x - 1e3, y - 1e3)),
-        "multiview": (es.problems.multiview(), (x, y, w)),
         "lda": (es.problems.lda(4), (x, labels.astype(int))),
-        "crowded": (es.problems.cca(), (y[:420], x[:420])),
         "pls": (es.problems.pls(), (y, x)),
         "singular": (es.problems.cca(), (np.c_[x[:, :150], x[:, :20], np.ones(900)], y)),
         "gathered": (es.problems.cca(), (x, y)),
@@ -172,36 +166,28 @@ def exact():
 
 
 def spread():
-    """Bytes of temporary arrays on each of eight devices, relative to a whole matrix, and the error of a factor."""
-    device_sums.WIDTH, n, mesh = 32, 1000, make_mesh(MESHES[1])
-    rows = np.random.default_rng(0).normal(size=(2 * n, n))
-    whole = rows.T @ rows / len(rows)
-
-    def taken(program, *arguments):
-        return program.lower(*arguments).compile().memory_analysis().temp_size_in_bytes / whole.nbytes
-
-    with wide():
-        moments = device_moments.DeviceMoments(n, mesh=mesh).add(rows)
-        device_moments.GATHERED = 0
-        block = moments.panel(0, n, len(rows), about_zero=True)
-        T, _ = mesh_cholesky.inverse_factor(block, 1 / np.sqrt(np.diag(whole)))
-        own, Q = np.asarray(T)[:n], np.zeros((n, 100))
-        broken, before = rows[:80].copy(), device_moments.DeviceMoments(n, mesh=make_mesh(MESHES[0])).add(rows)
-        broken[-1, -1] = np.nan
-        with contextlib.suppress(NotFinite):
-            before.add(broken)
-        factor = mesh_cholesky._compiled(mesh, mesh_cholesky._inverse_factor, (25,), 2, (mesh_cholesky.ROWS, P()))
-        shifted = mesh_cholesky._compiled(mesh, mesh_cholesky._shifted, (25, 25, 1.1), 3, mesh_cholesky.ROWS)
-        panel = device_sums.panel_on_mesh(mesh, ((0, n),), (0, n), (0, n))
-        operator = pencil.Across(block, [T, T], (n, n))
-        return {
-            "error": np.abs(own.T @ whole @ own - np.eye(n)).max(),
-            "refused rows that were summed": before.n - len(rows),
-            "factor": taken(factor, block, np.ones(len(block))),
-            "shifted": taken(shifted, block, block, T),
-            "panel": taken(panel, moments._total().scatter, np.zeros((1, n)), 1.0),
-            "step": taken(krylov._expand_on_device, operator, Q, Q, np.zeros((n, 10)), 1, 0),
-        }
+    """Solutions whose programs the caller reads, their errors, and the rows of a refused batch that were summed."""
+    device_moments.GATHERED, device_sums.WIDTH, krylov.SMALL = 0, 16, 1
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(900, 6))
+    x, y, w = (z @ rng.normal(size=(6, d)) + rng.normal(size=(900, d)) for d in (211, 197, 163))
+    few = np.c_[x[:430, :-1], np.ones(430)], y[:430]
+    cases = {
+        "pca": (es.problems.pca(), x),
+        "ridge": (es.problems.cca(ridge=0.1, center=False), (x, y)),
+        "multiview": (es.problems.multiview(), (x, y, w)),
+        "crowded": (es.problems.cca(), few),
+        "leaves": (es.problems.cca(), ({"a": x[:, :103], "b": x[:, 103:]}, y)),
+    }
+    out = {}
+    for name, (problem, batch) in cases.items():
+        alone, found = (es.solve(problem, [batch], 3, "exact", mesh=mesh) for mesh in (None, MESHES[3]))
+        out[name] = float(np.abs(found.eigenvalues / alone.eigenvalues - 1).max())
+    broken, sums = x.copy(), device_moments.DeviceMoments(211, mesh=make_mesh(MESHES[2])).add(x)
+    broken[-1, -1] = np.nan
+    with contextlib.suppress(NotFinite):
+        sums.add(broken)
+    return out | {"refused": sums.n - len(x)}
 
 
 def main(what):

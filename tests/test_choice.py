@@ -1,13 +1,19 @@
 """Which solver a problem gets."""
 
+from types import SimpleNamespace
+
+import jax
 import numpy as np
 import pytest
+import scipy.sparse
 
 import eigenstream as es
 from conftest import check_refused, quick
 from data import FEW, POWER, batched, scaled
 from eigenstream.core.memory import free_bytes
+from eigenstream.run.placement import Placement
 from eigenstream.solvers import Paper
+from eigenstream.solvers.choice import chosen
 
 
 def test_auto_is_exact_within_its_budget_and_the_game_beyond():
@@ -33,6 +39,23 @@ def test_auto_says_why():
     assert 0 < free_bytes() < 1e13
     assert "over memory_budget, 1e-07 GB" in es.PCA(2, memory_budget=100).fit(scaled()).reason_
     assert es.PCA(2, solver="exact").fit(scaled()).reason_ == "as given"
+
+
+def test_devices_share_the_sums_of_dense_rows_only(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    placement, rows = Placement(SimpleNamespace(shape={"data": 1, "feature": 8})), np.ones((4, 3))
+    assert placement.feature_shards(rows) == 8
+    assert placement.feature_shards((rows, scipy.sparse.csr_matrix(rows))) == 1
+
+    def auto(problem, shards):
+        return chosen("auto", problem, [60_000], "largest", 1e10, None, shards)
+
+    assert isinstance(auto(es.problems.pca(), 1)[0], es.solvers.Game)
+    solver, reason = auto(es.problems.pca(), 8)
+    assert isinstance(solver, es.solvers.Exact)
+    assert "take 5.4 GB on each device, within memory_budget" in reason
+    # Fourth moments are summed on the host.
+    assert isinstance(auto(es.problems.ica(), 8)[0], es.solvers.Game)
 
 
 def test_auto_takes_the_game_with_a_budget_of_0():

@@ -129,6 +129,12 @@ def fetched(x: Any) -> np.ndarray:
     return np.asarray(x if whole else multihost_utils.process_allgather(x, tiled=True))
 
 
+def of_first(x: Any) -> np.ndarray:
+    """A small array on the host; one that processes share, as process 0 has it, so that all decide alike."""
+    shared = isinstance(x, jax.Array) and not x.is_fully_addressable
+    return gather_all(fetched(x))[0] if shared else np.asarray(x)
+
+
 def gather_rows(part: np.ndarray, start: int, total: int) -> np.ndarray:
     """Values ``(..., total)`` of all rows of a batch. This process has a part, starting at row ``start``."""
     if part.shape[-1] == total:

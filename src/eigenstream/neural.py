@@ -177,7 +177,7 @@ def _first(batches: Iterator[dict[str, Pair]]) -> dict[str, Pair]:
 def _start(problem: Problem, batch: Tree, k: int | None, solver: Any, options: dict[str, Any]) -> Run:
     first = problem.accept(batch)
     sizes = view_sizes(problem.template(first))
-    shards = Placement(make_mesh(options["mesh"])).feature_shards
+    shards = Placement(make_mesh(options["mesh"])).feature_shards(first)
     picked, reason = chosen(solver, problem, sizes, "largest", options["memory_budget"], None, shards)
     if k is None and not picked.whole_spectrum:
         raise ValueError(f"n_components is needed for {type(picked).__name__} ({reason}): give how many")

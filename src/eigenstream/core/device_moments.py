@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -202,9 +202,23 @@ class DeviceMoments:
         if scatter:
             whole = np.zeros((self._d, self._d), order="F")
             for (a, b), panel in zip(self._spans, on_device, strict=True):
-                # Above the diagonal, which host moments keep alone.
-                whole[a:b, a:] = np.triu(distributed.fetched(panel)[0, : b - a, a - self._d :])
+                for lo, rows in self._rows_of(panel):
+                    hi = min(a + lo + len(rows), b)
+                    whole[a + lo : hi, a:] = rows[: hi - a - lo, a - self._d :]
+                # Host moments keep the triangle above the diagonal alone.
+                whole[a:b, a:b] = np.triu(whole[a:b, a:b])
         return Moments(counts, means, whole, np.zeros(self._d) if self._pilot is None else self._pilot)
+
+    def _rows_of(self, panel: jax.Array) -> Iterator[tuple[int, np.ndarray]]:
+        """The rows of a panel on the host, each part with the index of its first row."""
+        if self.mesh is None or panel.is_fully_addressable:
+            yield 0, np.asarray(panel)[0]
+            return
+        # JAX would gather the whole panel on every device.
+        width = device_sums.padded(panel.shape[1], self.mesh.shape["feature"])[1]
+        with wide():
+            for j in range(panel.shape[1] // width):
+                yield j * width, np.asarray(device_sums.part_on_mesh(self.mesh, width)(panel, j))
 
     def panel(
         self, start: int, stop: int, divisor: float, about_zero: bool = False, columns: tuple[int, int] | None = None

@@ -208,22 +208,54 @@ def panel(panels: Any, centres: Any, divisor: Any, rows: tuple[int, int], column
     return (jnp.concatenate(out) + centres[:, slice(*rows)].T @ centres[:, slice(*columns)]) / divisor
 
 
+def sent(own: Any, j: Any, width: int) -> Any:
+    """Part ``j`` of the rows of all shards, on every device."""
+    parts = len(own) // width
+    part = jax.lax.dynamic_slice_in_dim(own, j % parts * width, width)
+    return jax.lax.psum(jnp.where(j // parts == jax.lax.axis_index("feature"), part, 0), "feature")
+
+
+@cache
+def part_on_mesh(mesh: Mesh, width: int) -> Any:
+    """The program that gives part ``j`` of the rows of a panel to all devices."""
+    specs = P(None, "feature"), P()
+    program = jax.shard_map(
+        lambda panel, j: sent(panel[0], j, width), mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False
+    )
+    return compiled(program)
+
+
 @cache
 def panel_on_mesh(mesh: Mesh, spans: Spans, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
-    """The program for rows and columns of merged sums on a mesh.
+    """The program for rows of one view, and columns, of merged sums on a mesh, padded with rows of zeros.
 
-    The rows of a whole view stay where they are, padded with rows of zeros.
+    The rows of a whole view stay where they are. Others, those of one leaf of a view, are sent in parts.
     """
-    whole = rows in spans
+    (at,) = (i for i, (a, b) in enumerate(spans) if a <= rows[0] and rows[1] <= b)
+    n, width = padded(rows[1] - rows[0], mesh.shape["feature"])
 
-    def program(panels: Any, centres: Any, divisor: Any) -> Any:
-        parts = []
-        for (a, b), panel in zip(spans, panels, strict=True):
-            lo, hi = max(a, rows[0]), min(b, rows[1])
-            if lo < hi:
-                own = panel[0] if whole else panel[0, lo - a : hi - a]
-                means = _padded(centres[:, lo:hi].T, len(own)) @ centres[:, slice(*columns)]
-                parts.append((own[:, slice(*columns)] + means) / divisor)
-        return jnp.concatenate(parts)
+    def leaf(panel: Any) -> Any:
+        m, parts = len(panel), n // (width * mesh.shape["feature"])
+        shard = jax.lax.axis_index("feature")
 
-    return compiled(program, out_shardings=NamedSharding(mesh, P("feature")) if whole else None)
+        def put(j: Any, out: Any) -> Any:
+            row = j * width + jnp.arange(width)
+            index = row + (rows[0] - spans[at][0]) - shard * m
+            own = (row < rows[1] - rows[0]) & (index >= 0) & (index < m)
+            part = jax.lax.psum(jnp.where(own[:, None], panel[jnp.clip(index, 0, m - 1)], 0), "feature")
+            here = jax.lax.dynamic_update_slice_in_dim(out, part, j % parts * width, 0)
+            return jnp.where(j // parts == shard, here, out)
+
+        return jax.lax.fori_loop(0, n // width, put, jnp.zeros((parts * width, panel.shape[1])))
+
+    def local(panels: Any, centres: Any, divisor: Any) -> Any:
+        own = panels[at][0][:, slice(*columns)]
+        own = own if rows == spans[at] else leaf(own)
+        means = jnp.pad(centres[:, slice(*rows)], ((0, 0), (0, n - (rows[1] - rows[0]))))
+        means = jax.lax.dynamic_slice_in_dim(means, jax.lax.axis_index("feature") * len(own), len(own), axis=1)
+        return (own + means.T @ centres[:, slice(*columns)]) / divisor
+
+    specs = P(None, "feature"), P(), P()
+    program = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P("feature"), check_vma=False)
+    # Said again, because on one device JAX would drop the axis.
+    return compiled(program, out_shardings=NamedSharding(mesh, P("feature")))

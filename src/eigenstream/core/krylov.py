@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eigenstream import distributed
 from eigenstream.core.precision import compiled
 
 #: Vectors in a block beyond those asked for. A block of at least k finds eigenvalues of any multiplicity.
@@ -125,7 +126,7 @@ def of_low_rank(operator: Callable[[Any], Any], d: int, k: int, rank: int, on_ho
     """The same for an operator of at most this rank, whose range is that of its products with ``rank`` vectors."""
     start = np.random.default_rng(0).normal(size=(d, rank + EXTRA))
     theta, vectors, residual = (_in_range if on_host else _in_range_on_device)(operator, start, k)
-    return Leading(theta, vectors, float(residual))
+    return Leading(theta, vectors, float(distributed.of_first(residual)))
 
 
 def _in_range(operator: Any, Q: Any, k: int) -> tuple[Any, Any, Any]:
@@ -157,7 +158,7 @@ def largest(operator: Callable[[Any], Any], d: int, k: int, on_host: bool) -> Le
         for i in range(KEPT if cycle else 0, BLOCKS):
             Q, AQ, W = expand(operator, Q, AQ, W, 1 + BLOCKS * cycle + i, i * b)
         theta, Q, AQ, W, residual = restart(Q, AQ, W, k)
-        residual = float(residual)
+        residual = float(distributed.of_first(residual))
         idle = 0 if residual < 0.9 * best else idle + 1
         best = min(best, residual)
         if residual <= TOLERANCE or idle == IDLE or not np.isfinite(residual):

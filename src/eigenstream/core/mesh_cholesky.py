@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eigenstream import distributed
-from eigenstream.core.device_sums import padded
+from eigenstream.core.device_sums import padded, sent
 from eigenstream.core.precision import compiled
 
 ROWS = P("feature")
@@ -55,10 +55,7 @@ def columns(T: Any, index: np.ndarray) -> jax.Array:
 
 def spread(T: Any, block: Any) -> jax.Array:
     """A whole array with its rows sharded like those of ``block``."""
-    program = compiled(
-        lambda T: jnp.pad(T, ((0, len(block) - len(T)), (0, 0))), out_shardings=NamedSharding(block.sharding.mesh, ROWS)
-    )
-    return jax.block_until_ready(program(T))
+    return jax.block_until_ready(_spread(block.sharding.mesh, len(block))(T))
 
 
 def _width(block: Any) -> int:
@@ -99,13 +96,13 @@ def _shifted(width: int, own_width: int, shift: float, X: Any, C: Any, T: Any) -
     C = jnp.pad(C, ((0, 0), (0, _length(T) - C.shape[1])))
 
     def add(j: Any, N: Any) -> Any:
-        return N + jax.lax.dynamic_slice_in_dim(C, j * width, width, 1) @ _sent(T, j, width)
+        return N + jax.lax.dynamic_slice_in_dim(C, j * width, width, 1) @ sent(T, j, width)
 
     N = jax.lax.fori_loop(0, _length(T) // width, add, jnp.zeros((len(C), T.shape[1])))
 
     def subtract(j: Any, S: Any) -> Any:
         at = j * own_width
-        part = jax.lax.dynamic_slice_in_dim(S, at, own_width, 1) - N @ _sent(N, j, own_width).T
+        part = jax.lax.dynamic_slice_in_dim(S, at, own_width, 1) - N @ sent(N, j, own_width).T
         return jax.lax.dynamic_update_slice_in_dim(S, part, at, 1)
 
     S = jnp.pad(shift * X, ((0, 0), (0, _length(X) - X.shape[1])))
@@ -117,16 +114,14 @@ def _length(own: Any) -> int:
     return len(own) * jax.lax.psum(1, "feature")
 
 
-def _sent(own: Any, j: Any, width: int) -> Any:
-    """Part ``j`` of the rows of all shards, on every device."""
-    parts = len(own) // width
-    part = jax.lax.dynamic_slice_in_dim(own, j % parts * width, width)
-    return jax.lax.psum(jnp.where(j // parts == jax.lax.axis_index("feature"), part, 0), "feature")
-
-
 def _diagonal(block: Any) -> Any:
     rows = jax.lax.axis_index("feature") * len(block) + jnp.arange(len(block))
     return jnp.where(rows[:, None] == jnp.arange(block.shape[1]), block, 0).sum(1)
+
+
+@cache
+def _spread(mesh: Mesh, rows: int) -> Any:
+    return compiled(lambda T: jnp.pad(T, ((0, rows - len(T)), (0, 0))), out_shardings=NamedSharding(mesh, ROWS))
 
 
 @cache
@@ -145,4 +140,5 @@ def _run(local: Callable[..., Any], options: tuple[Any, ...], *arrays: Any, out:
 def _compiled(mesh: Mesh, local: Callable[..., Any], options: tuple[Any, ...], arguments: int, out: Any) -> Any:
     specs: Any = (ROWS,) * arguments
     program = jax.shard_map(partial(local, *options), mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
-    return compiled(program)
+    # Said again, because on one device JAX would drop the axis.
+    return compiled(program, out_shardings=jax.tree.map(partial(NamedSharding, mesh), out))

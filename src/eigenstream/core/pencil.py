@@ -162,7 +162,7 @@ def _of_two_views(
         left = way()
         if left is not None:
             rho, vectors, rest = (_paired if host else _paired_on_device)(whole, left, Across(C, T, sizes), sign, flip)
-            rho, rest = distributed.fetched(rho), distributed.fetched(rest)
+            rho, rest = map(distributed.of_first, (rho, rest))
             found.append(Solved(sign * rho, vectors, ranks, name, float(krylov.relative(rest, rho, rho[0], np))))
             if found[-1].converged:
                 break
@@ -183,19 +183,22 @@ def _inverted(C: Any, T: list[Any], Bx: Callable[[], Any], sizes: tuple[int, int
     errors make ``S`` indefinite.
     """
     host, spread = isinstance(C, np.ndarray), mesh_cholesky.is_spread(C)
-    square = T[0].shape[1] == sizes[0]
-    if spread and not square:
-        return None
+    square = spread or T[0].shape[1] == sizes[0]
     # Where Bx is singular, its range takes the place of the features.
     X = Bx() if square else (np if host else jnp).eye(T[0].shape[1])
     try:
         if spread:
-            U = mesh_cholesky.inverse_factor(mesh_cholesky.shifted(X, C, T[1], SHIFT), np.ones(X.shape[1]))[0]
+            alive = _scale(X) > 0
+            if alive.sum() > T[0].shape[1]:
+                # More than constant features are left out.
+                return None
+            U, _ = mesh_cholesky.inverse_factor(mesh_cholesky.shifted(X, C, T[1], SHIFT), alive.astype(float))
+            U = mesh_cholesky.columns(U, np.flatnonzero(alive))
         else:
             U = (_shifted_factor if host else _shifted_factor_on_device)(X, C, T, square, _is_triangular(T[1]))
     except scipy.linalg.LinAlgError:
         return None
-    found = krylov.largest(Reduced(X, [U], _product, (X.shape[1],)), X.shape[1], k, host)
+    found = krylov.largest(Reduced(X, [U], _product, (X.shape[1],)), U.shape[1], k, host)
     if not np.isfinite(found.residual):
         return None
     return (_in_whitened if host else _in_whitened_on_device)(X, U, T, found.vectors, square)
@@ -333,8 +336,9 @@ def _solve(
     reduced = Reduced(operands(), T, times, sizes, sign)
     first = jax.tree.leaves(reduced)[0]
     host = isinstance(first, np.ndarray)
-    if T is None and C is None and which == "largest" and krylov.is_low(n, rank):
-        # The covariance of fewer rows than columns.
+    few = krylov.is_low(n, rank) and not (mesh_cholesky.is_spread(first) and krylov.fits(rank, count))
+    if T is None and C is None and which == "largest" and few:
+        # The covariance of fewer rows than columns. On a mesh its range would be on every device.
         lam, Z, residual = krylov.of_low_rank(reduced, rank, count, int(n), host)
         found.append(Solved(distributed.fetched(lam), Z, ranks, "range of few rows", residual))
         if found[-1].converged:
@@ -349,7 +353,7 @@ def _solve(
         lam, R = _top(_formed(reduced, rank), count)
     else:
         lam, R = np.linalg.eigh(_formed(reduced, rank)) if host else _spectrum_on_device(reduced, rank)
-    lam = sign * distributed.fetched(lam)
+    lam = sign * distributed.of_first(lam)
     order = leading(lam, count, which)
     return Solved(lam[order], reduced.lifted(R[:, order]), ranks, "eigh")
 
@@ -420,7 +424,7 @@ def _by_eigh(block: Any, cutoff: float) -> Any:
     """By the eigenvectors of the block, without those of eigenvalue 0."""
     factors = _scale(block)
     sigma, U = (_decomposed_unit if isinstance(block, np.ndarray) else _decomposed_unit_on_device)(block, factors)
-    values = distributed.fetched(sigma)
+    values = distributed.of_first(sigma)
     keep = values > cutoff * max(values[-1], 0)
     T = factors[:, None] * U[:, keep] / np.sqrt(values[keep])
     return mesh_cholesky.spread(T, block) if mesh_cholesky.is_spread(block) else T

@@ -156,7 +156,9 @@ def _project(leaf: Any, v: Any) -> Any:
         centred = centred * present(leaf) if isinstance(leaf.rows, Filled) else centred
         return centred * (b / (b - 1))
     if isinstance(leaf, Covariance):
-        return v @ leaf.panel[: v.shape[1]]
+        more = len(leaf.panel) - v.shape[1]
+        # Padding vectors moves less than cutting the rows of a sharded matrix.
+        return (jnp.pad(v, ((0, 0), (0, more))) if more else v) @ leaf.panel
     if isinstance(leaf, Sparse):
         scores = (leaf.matrix @ v.T).T
         return scores if leaf.means is None else scores - (v @ leaf.means.T) @ leaf.weights.T

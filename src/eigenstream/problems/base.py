@@ -241,9 +241,12 @@ class Problem:
         """The number of components of views of these dimensions or ranks."""
         return sum(sizes)
 
-    def statistics_bytes(self, d: int) -> int:
-        """Memory for the sums of an exact solution. Sums and solution take about twice this: three d×d arrays."""
-        return 12 * d * d
+    def statistics_bytes(self, d: int, shards: int = 1) -> float:
+        """Memory for the sums of an exact solution, on each of the devices that share them.
+
+        Sums and solution take about twice this: three d×d arrays.
+        """
+        return 12 * d * d / shards
 
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
         """Empty statistics for an exact solution; ``repeatable``: the rows can be read twice."""

@@ -117,7 +117,7 @@ class Edges(Problem):
     def diagonal(self, memory: Tree, batch: Tree) -> jax.Array:
         return self._metric(self._degrees(batch))
 
-    def statistics_bytes(self, d: int) -> int:
+    def statistics_bytes(self, d: int, shards: int = 1) -> float:
         return 0
 
     def statistics(self, batch: Tree, repeatable: bool) -> Any:

@@ -79,6 +79,10 @@ class ICA(Problem):
     def metric(self, x: Fourth) -> list[Callable[[], Any]]:
         return [partial(views.second_moment, x.second, self.ridge)]
 
+    def statistics_bytes(self, d: int, shards: int = 1) -> float:
+        # Fourth moments are summed on the host.
+        return super().statistics_bytes(d)
+
     def statistics(self, batch: Tree, repeatable: bool) -> Any:
         template = self.template(batch)
         d = players.size(template)

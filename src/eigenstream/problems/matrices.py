@@ -99,7 +99,7 @@ class Matrices(Problem):
     def fewest_rows(self, independent: bool) -> int:
         return 0
 
-    def statistics_bytes(self, d: int) -> int:
+    def statistics_bytes(self, d: int, shards: int = 1) -> float:
         return 0
 
     def statistics(self, batch: Tree, repeatable: bool) -> MatrixStatistics:

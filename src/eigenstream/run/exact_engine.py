@@ -197,5 +197,6 @@ def name_memory(d: int) -> Iterator[None]:
             raise
         raise MemoryError(
             f"exact sums of {d} features take {8e-9 * d * d:.2g} GB and their solution about twice as much again, more "
-            'than is free: give fewer columns, a smaller memory_budget, more devices by mesh="auto", or solver="game"'
+            "than is free: give fewer columns, a smaller memory_budget, devices that share the features as in "
+            'mesh="feature=8", or solver="game"'
         ) from error

@@ -112,7 +112,7 @@ class Run:
             self.which,
             self.budget,
             self.half_life,
-            self.placement.feature_shards,
+            self.placement.feature_shards(batch),
         )
         options = self.which, repeatable, self.seed, self.for_estimator, self.placement, self.budget, keep_rows
         setup = Setup(self.problem, self.solver, self.k, batch, *options)

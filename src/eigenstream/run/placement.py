@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from eigenstream import distributed
@@ -100,10 +101,14 @@ class Placement:
         """Drop the mesh: the devices of another machine are unknown, so an unpickled run uses one device."""
         return {"mesh": None, "precision": self.precision}
 
-    @property
-    def feature_shards(self) -> int:
-        """Devices that share the features and have memory of their own: those of a CPU share the host's."""
-        return 1 if self.mesh is None or jax.default_backend() == "cpu" else self.mesh.shape["feature"]
+    def feature_shards(self, batch: Tree) -> int:
+        """Devices, each with memory of its own, that share the sums of batches like this one.
+
+        Sparse rows are summed on the host, and the devices of a CPU share its memory.
+        """
+        if self.mesh is None or jax.default_backend() == "cpu" or any(map(scipy.sparse.issparse, views.leaves(batch))):
+            return 1
+        return self.mesh.shape["feature"]
 
     @property
     def shares_rows(self) -> bool:

@@ -54,10 +54,11 @@ def chosen(
 
 def _automatic(problem: Problem, d: int, which: str, budget: float | None, shards: int) -> tuple[str, str]:
     """``"exact"`` wherever its sums fit, else ``"game"``."""
-    needed = problem.statistics_bytes(d) / shards
+    needed = problem.statistics_bytes(d, shards)
     if not needed:
         return "exact", "nothing has to be summed"
-    sums = f"the sums of {d} features take {needed / 1e9:.2g} GB{' on each device' * (shards > 1)}"
+    shared = " on each device" if needed < problem.statistics_bytes(d) else ""
+    sums = f"the sums of {d} features take {needed / 1e9:.2g} GB{shared}"
     # The other half is for the solution.
     room = free_bytes() / 2 if budget is None else budget
     limit = f"{'half of the free memory' if budget is None else 'memory_budget'}, {room / 1e9:.2g} GB"
