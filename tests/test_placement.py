@@ -35,7 +35,7 @@ def in_float64():
 @pytest.mark.slow
 def test_every_mesh_gives_what_one_device_gives(in_float64):
     far = in_float64["meshes"]
-    assert len(far) == 9 * 4 + 2
+    assert len(far) == 2 * 4 + 7 * 2 + 2
     assert {name: apart for name, apart in far.items() if not apart[0] < 1e-8} == {}
 
 

@@ -150,7 +150,9 @@ def largest(operator: Callable[[Any], Any], d: int, k: int, on_host: bool) -> Le
     """The ``k`` largest eigenvalues of an operator on ``(d, b)`` arrays: a function, and for a device also a pytree."""
     b = k + EXTRA
     W = np.random.default_rng(0).normal(size=(d, b))
-    Q, AQ = np.zeros((d, BLOCKS * b)), np.zeros((d, BLOCKS * b))
+    # Arrays of one process alone cannot meet those that several share; NumPy arrays can.
+    zeros: Any = np.zeros if on_host or distributed.count() > 1 else jnp.zeros
+    Q, AQ = zeros((d, BLOCKS * b)), zeros((d, BLOCKS * b))
     expand: Any = _expand if on_host else _expand_on_device
     restart: Any = _restart if on_host else _restart_on_device
     best, idle = np.inf, 0

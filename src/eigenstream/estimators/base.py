@@ -319,8 +319,10 @@ def projected(X: Any, W: np.ndarray, mean: np.ndarray) -> np.ndarray:
     if scipy.sparse.issparse(X):
         return np.asarray(X @ W - mean @ W)
     out = np.empty((X.shape[0], W.shape[1]), X.dtype)
-    for lo in range(0, len(X), BLOCK_ROWS):
-        out[lo : lo + BLOCK_ROWS] = (X[lo : lo + BLOCK_ROWS] - mean) @ W
+    # BLAS may flag numbers that an earlier product left in its own memory. The rows were checked to be finite.
+    with np.errstate(invalid="ignore"):
+        for lo in range(0, len(X), BLOCK_ROWS):
+            out[lo : lo + BLOCK_ROWS] = (X[lo : lo + BLOCK_ROWS] - mean) @ W
     return out
 
 
