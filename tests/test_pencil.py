@@ -11,7 +11,7 @@ import pytest
 
 import eigenstream as es
 import oracles
-from eigenstream.core import device_moments, krylov, pencil, players
+from eigenstream.core import device_moments, krylov, pencil, players, whitening
 from eigenstream.core.device_moments import FAST_FLOAT64, DeviceMoments
 from eigenstream.core.moments import Moments, NotFinite
 from eigenstream.core.precision import wide
@@ -183,7 +183,7 @@ def test_a_block_keeps_its_memory_while_others_are_filled():
 def test_a_triangle_is_inverted_by_halves():
     L = np.tril(np.random.default_rng(0).normal(size=(2100, 2100))) / 50 + np.eye(2100)
     with wide():
-        found = np.asarray(pencil._inverse(jnp.asarray(L)))
+        found = np.asarray(whitening.inverse_triangle(jnp.asarray(L)))
     np.testing.assert_allclose(found @ L, np.eye(2100), atol=1e-10)
 
 

@@ -55,7 +55,7 @@ class DeviceMoments:
         #: Blocks whose copies are under way, and the last block with whether it was finite.
         self._sent: list[tuple[Any, ...]] = []
         self._last: tuple[Any, Any] | None = None
-        #: The merged sums, and those on the host, until more rows come.
+        #: The merged sums on the devices and on the host; None after more rows have come.
         self._read: Sums | None = None
         self._gathered: Moments | None = None
         with wide():

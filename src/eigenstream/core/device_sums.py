@@ -45,7 +45,10 @@ SPECS = Sums(P("data"), P("data"), P("data", "feature"))
 
 
 def padded(n: int, shards: int) -> tuple[int, int]:
-    """The least size from ``n`` on that the shards divide into equal parts of at most WIDTH; the size of a part."""
+    """Pad ``n`` rows so that every shard has the same number of parts, each of at most WIDTH rows.
+
+    Returns the padded number of rows, and the rows of one part.
+    """
     parts = -(-n // (shards * WIDTH))
     width = -(-n // (shards * parts))
     return shards * parts * width, width
@@ -208,8 +211,8 @@ def panel(panels: Any, centres: Any, divisor: Any, rows: tuple[int, int], column
     return (jnp.concatenate(out) + centres[:, slice(*rows)].T @ centres[:, slice(*columns)]) / divisor
 
 
-def sent(own: Any, j: Any, width: int) -> Any:
-    """Part ``j`` of the rows of all shards, on every device."""
+def broadcast(own: Any, j: Any, width: int) -> Any:
+    """Send part ``j`` of the rows, ``width`` rows of one shard, to every device."""
     parts = len(own) // width
     part = jax.lax.dynamic_slice_in_dim(own, j % parts * width, width)
     return jax.lax.psum(jnp.where(j // parts == jax.lax.axis_index("feature"), part, 0), "feature")
@@ -220,7 +223,7 @@ def part_on_mesh(mesh: Mesh, width: int) -> Any:
     """The program that gives part ``j`` of the rows of a panel to all devices."""
     specs = P(None, "feature"), P()
     program = jax.shard_map(
-        lambda panel, j: sent(panel[0], j, width), mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False
+        lambda panel, j: broadcast(panel[0], j, width), mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False
     )
     return compiled(program)
 
@@ -257,5 +260,5 @@ def panel_on_mesh(mesh: Mesh, spans: Spans, rows: tuple[int, int], columns: tupl
 
     specs = P(None, "feature"), P(), P()
     program = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P("feature"), check_vma=False)
-    # Said again, because on one device JAX would drop the axis.
+    # Name the sharding: for an axis of one device JAX would return another one.
     return compiled(program, out_shardings=NamedSharding(mesh, P("feature")))

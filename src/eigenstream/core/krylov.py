@@ -150,7 +150,7 @@ def largest(operator: Callable[[Any], Any], d: int, k: int, on_host: bool) -> Le
     """The ``k`` largest eigenvalues of an operator on ``(d, b)`` arrays: a function, and for a device also a pytree."""
     b = k + EXTRA
     W = np.random.default_rng(0).normal(size=(d, b))
-    # Arrays of one process alone cannot meet those that several share; NumPy arrays can.
+    # JAX combines NumPy arrays, but not arrays of one process, with arrays that are sharded over several.
     zeros: Any = np.zeros if on_host or distributed.count() > 1 else jnp.zeros
     Q, AQ = zeros((d, BLOCKS * b)), zeros((d, BLOCKS * b))
     expand: Any = _expand if on_host else _expand_on_device

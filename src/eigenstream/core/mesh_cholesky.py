@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eigenstream import distributed
-from eigenstream.core.device_sums import padded, sent
+from eigenstream.core.device_sums import broadcast, padded
 from eigenstream.core.precision import compiled
 
 ROWS = P("feature")
@@ -96,13 +96,13 @@ def _shifted(width: int, own_width: int, shift: float, X: Any, C: Any, T: Any) -
     C = jnp.pad(C, ((0, 0), (0, _length(T) - C.shape[1])))
 
     def add(j: Any, N: Any) -> Any:
-        return N + jax.lax.dynamic_slice_in_dim(C, j * width, width, 1) @ sent(T, j, width)
+        return N + jax.lax.dynamic_slice_in_dim(C, j * width, width, 1) @ broadcast(T, j, width)
 
     N = jax.lax.fori_loop(0, _length(T) // width, add, jnp.zeros((len(C), T.shape[1])))
 
     def subtract(j: Any, S: Any) -> Any:
         at = j * own_width
-        part = jax.lax.dynamic_slice_in_dim(S, at, own_width, 1) - N @ sent(N, j, own_width).T
+        part = jax.lax.dynamic_slice_in_dim(S, at, own_width, 1) - N @ broadcast(N, j, own_width).T
         return jax.lax.dynamic_update_slice_in_dim(S, part, at, 1)
 
     S = jnp.pad(shift * X, ((0, 0), (0, _length(X) - X.shape[1])))
@@ -140,5 +140,5 @@ def _run(local: Callable[..., Any], options: tuple[Any, ...], *arrays: Any, out:
 def _compiled(mesh: Mesh, local: Callable[..., Any], options: tuple[Any, ...], arguments: int, out: Any) -> Any:
     specs: Any = (ROWS,) * arguments
     program = jax.shard_map(partial(local, *options), mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
-    # Said again, because on one device JAX would drop the axis.
+    # Name the sharding: for an axis of one device JAX would return another one.
     return compiled(program, out_shardings=jax.tree.map(partial(NamedSharding, mesh), out))

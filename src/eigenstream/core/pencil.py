@@ -24,17 +24,16 @@ from eigenstream.core import krylov, mesh_cholesky
 from eigenstream.core.moments import spans
 from eigenstream.core.precision import compiled
 from eigenstream.core.ritz import leading
+from eigenstream.core.whitening import inverse_triangle, unit_scale, whitened
 
 #: A residual of the iteration above this asks for a decomposition, up to these dimensions on the host and on a device.
 ROUGH, HOST_LIMIT, DEVICE_LIMIT = 1e-8, 5000, 12000
-#: Triangles up to this size are inverted by a solve.
-TRIANGLE = 2048
 #: The largest dimensions that are decomposed as fast as an iteration takes, on a processor and on a device.
 HOST_SMALL, DEVICE_SMALL = 3072, 2048
 #: Squared correlations of noise above which two views are solved by an inverse; its shift above 1, which exceeds the
 #: rounding errors of covariances.
 CROWDED, SHIFT = 0.9, 1 + 1e-6
-#: Panels in which a device multiplies one triangle of a symmetric product.
+#: Column panels of a product with a triangular factor, and row panels of the lower triangle of a symmetric product.
 PANELS = 8
 
 
@@ -149,7 +148,8 @@ def _of_two_views(
     whole = Across(C, T, sizes)
     if T is not None and (host or not (spread or crowded)):
         # An iteration reads one matrix faster than three.
-        whole = Across(_between(C, T) if host else _between_on_device(C, T, *map(_is_triangular, T)), None, (d, other))
+        M = (_between if host else _between_on_device)(C, T, *map(_is_triangular, T))
+        whole = Across(M, None, (d, other))
     ways: list[tuple[str, Callable[[], Any]]] = []
     if is_small(C, d):
         ways.append(("eigh", partial(_decomposed if host else _decomposed_on_device, whole, d, k)))
@@ -188,7 +188,7 @@ def _inverted(C: Any, T: list[Any], Bx: Callable[[], Any], sizes: tuple[int, int
     X = Bx() if square else (np if host else jnp).eye(T[0].shape[1])
     try:
         if spread:
-            alive = _scale(X) > 0
+            alive = unit_scale(X) > 0
             if alive.sum() > T[0].shape[1]:
                 # More than constant features are left out.
                 return None
@@ -209,13 +209,13 @@ def _is_triangular(T: Any) -> bool:
     return T.shape[0] == T.shape[1] and not np.asarray(T[-1, :-1]).any()
 
 
-def _between(C: Any, T: list[Any], *triangular: bool) -> Any:
-    """``M = T_xᵀ C T_y``, by panels of the factors that are triangular."""
-    N = _times_factor(C, T[1], triangular[1]) if triangular else C @ T[1]
-    return _times_factor(N.T, T[0], triangular[0]).T if triangular else T[0].T @ N
+def _between(C: Any, T: list[Any], first: bool, second: bool) -> Any:
+    """``M = T_xᵀ C T_y``; ``first`` and ``second``: whether these factors are triangular."""
+    return _times_factor(_times_factor(C, T[1], second).T, T[0], first).T
 
 
 def _times_factor(C: Any, T: Any, triangular: bool) -> Any:
+    """``C T``, without the products with the zeros of a triangular factor."""
     if not triangular:
         return C @ T
     xp: Any = np if isinstance(C, np.ndarray) else jnp
@@ -231,7 +231,7 @@ def _shifted_factor(X: Any, C: Any, T: list[Any], square: bool, triangular: bool
         return scipy.linalg.lapack.dtrtri(L, lower=1, overwrite_c=1)[0].T
     # Only the lower panels are read.
     S = [jnp.pad(SHIFT * X[a:b, :b] - N[a:b] @ N[:b].T, ((0, 0), (0, len(X) - b))) for a, b in spans(len(X), PANELS)]
-    return _inverse(jax.lax.linalg.cholesky(jnp.concatenate(S), symmetrize_input=False)).T
+    return inverse_triangle(jax.lax.linalg.cholesky(jnp.concatenate(S), symmetrize_input=False)).T
 
 
 def _in_whitened(X: Any, U: Any, T: list[Any], F: Any, square: bool) -> Any:
@@ -304,7 +304,7 @@ def solve(
     two views, beside its transpose; else None. Functions form the matrices when they are needed. ``n``: the number of
     rows behind them.
     """
-    T, ranks, condition = (None, sizes, 1.0) if B is None else _whitened(B, cutoff)
+    T, ranks, condition = (None, sizes, 1.0) if B is None else whitened(B, cutoff)
     found = _solve(times, operands, B, T, C, tuple(sizes), ranks, k, which, n)
     return found._replace(condition=condition)
 
@@ -356,86 +356,6 @@ def _solve(
     lam = sign * distributed.of_first(lam)
     order = leading(lam, count, which)
     return Solved(lam[order], reduced.lifted(R[:, order]), ranks, "eigh")
-
-
-def _whitened(B: list[Callable[[], Any]], cutoff: float) -> tuple[list[Any], list[int], float]:
-    """For each block ``T`` of full column rank with ``Tᵀ B T = I`` and ``B T Tᵀ B = B``; ranks; the condition."""
-    factors, worst = [], 1.0
-    for block in B:
-        T, bound = _by_cholesky(block())
-        # Unless the block is certain to have full rank, its eigenvalues tell.
-        factors.append(T if bound * cutoff < 1 else _by_eigh(block(), cutoff))
-        worst = max(worst, bound)
-    return factors, [T.shape[1] for T in factors], worst
-
-
-def _scale(block: Any) -> np.ndarray:
-    """Factors that give the block a unit diagonal; 0 for constant features."""
-    diagonal = mesh_cholesky.diagonal(block) if mesh_cholesky.is_spread(block) else np.asarray(block.diagonal())
-    scale = np.sqrt(np.maximum(diagonal, 0))
-    alive = scale > np.finfo(np.float64).eps * scale.max(initial=0.0)
-    return np.where(alive, 1 / np.where(alive, scale, 1), 0)
-
-
-def _by_cholesky(block: Any) -> tuple[Any, float]:
-    """By the inverse of a Cholesky factor, with a bound on the condition; infinite if there is no such factor."""
-    factors, spread = _scale(block), mesh_cholesky.is_spread(block)
-    inverse: Any = _inverse_factor if isinstance(block, np.ndarray) else _inverse_factor_on_device
-    try:
-        T, bound = (mesh_cholesky.inverse_factor if spread else inverse)(block, factors)
-    except scipy.linalg.LinAlgError:
-        return None, np.inf
-    if not factors.all():
-        T = mesh_cholesky.columns(T, np.flatnonzero(factors)) if spread else T[:, factors > 0]
-    return T, float(bound) if np.isfinite(bound) else np.inf
-
-
-def _inverse_factor(block: Any, factors: Any) -> tuple[Any, Any]:
-    """``T = D L⁻ᵀ`` for ``D B D = L Lᵀ``, and a bound on the condition of ``D B D``.
-
-    A constant feature has a row of zeros and gets a diagonal of 1.
-    """
-    xp: Any = np if isinstance(block, np.ndarray) else jnp
-    unit = factors[:, None] * block * factors + xp.diag(xp.where(factors > 0, 0.0, 1.0))
-    # 1/λ_min is at most tr(unit⁻¹) = ‖L⁻¹‖², and λ_max the largest row sum.
-    largest = xp.abs(unit).sum(1).max()
-    if xp is np:
-        L = scipy.linalg.cholesky(unit, lower=True, overwrite_a=True, check_finite=False)
-        M = scipy.linalg.lapack.dtrtri(L, lower=1, overwrite_c=1)[0]
-    else:
-        M = _inverse(jax.lax.linalg.cholesky(unit, symmetrize_input=False))
-    return (M * factors).T, largest * (M * M).sum()
-
-
-_inverse_factor_on_device = compiled(_inverse_factor)
-
-
-def _inverse(L: jax.Array) -> jax.Array:
-    """The inverse of a lower triangle, by halves: a device multiplies faster than it solves."""
-    n = len(L)
-    if n <= TRIANGLE:
-        return jax.lax.linalg.triangular_solve(L, jnp.eye(n), left_side=True, lower=True)
-    h = n // 2
-    A, C = _inverse(L[:h, :h]), _inverse(L[h:, h:])
-    return jnp.block([[A, jnp.zeros((h, n - h))], [-C @ (L[h:, :h] @ A), C]])
-
-
-def _by_eigh(block: Any, cutoff: float) -> Any:
-    """By the eigenvectors of the block, without those of eigenvalue 0."""
-    factors = _scale(block)
-    sigma, U = (_decomposed_unit if isinstance(block, np.ndarray) else _decomposed_unit_on_device)(block, factors)
-    values = distributed.of_first(sigma)
-    keep = values > cutoff * max(values[-1], 0)
-    T = factors[:, None] * U[:, keep] / np.sqrt(values[keep])
-    return mesh_cholesky.spread(T, block) if mesh_cholesky.is_spread(block) else T
-
-
-def _decomposed_unit(block: Any, factors: Any) -> tuple[Any, Any]:
-    unit = factors[:, None] * block[: len(factors)] * factors
-    return (np if isinstance(block, np.ndarray) else jnp).linalg.eigh(unit)
-
-
-_decomposed_unit_on_device = compiled(_decomposed_unit)
 
 
 def _resized(X: Any, rows: int) -> Any:

@@ -207,8 +207,8 @@ class Times:
 def _measured(times: Times, operands: Tree, V: Tree, lam: Any, start: Any) -> tuple[Any, list[Any] | None]:
     xp: Any = np if isinstance(start, np.ndarray) else jnp
     AV, BV = times.problem.products(operands, V)
-    # ‖A‖ by a power iteration: the wanted eigenvalues may be the smallest. A is divided by its size, because the
-    # square of its square may overflow.
+    # ‖A‖ by a power iteration: the wanted eigenvalues may be the smallest. Divide A by its size first, because the
+    # squared length of A² x may overflow.
     images = times(operands, start)
     size = xp.abs(images).max()
     size = xp.where(size > 0, size, 1)
