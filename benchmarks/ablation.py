@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 import eigenstream as es
 from eigenstream.core import players
-from eigenstream.solvers.game import filter, move
-from planted import solved
+from eigenstream.solvers.game import filter, move, preconditioner
+from planted import RANK, solved
 
 
 def ablation() -> dict[str, Any]:
@@ -23,21 +23,18 @@ def ablation() -> dict[str, Any]:
         a, b = players.dot(V, AV), players.dot(V, BV)
         return players.subtract(players.scale(b, AV), players.scale(a, BV))
 
-    def nowhere(X: Any, C: Any, G: Any, cutoff: float) -> Any:
-        return jnp.zeros_like(X)
-
-    def forgetful(N: Any, fresh: Any, anew: Any) -> Any:
+    def forgetful(N: Any, fresh: Any, first: Any) -> Any:
         return jnp.eye(len(N))
 
     variants: dict[str, tuple[dict[str, Any], tuple[Any, str, Any] | None]] = {
         "all parts": ({}, None),
         "without penalties": ({}, (move, "direction", no_penalties)),
-        "without the opening": ({"opening": 0.0}, None),
-        "without the directions the players came from": ({}, (move, "orthogonal", nowhere)),
         "without tracked products": ({}, (filter, "gain", forgetful)),
         "sketch of rank 32": ({"rank": 32}, None),
         "sketch of rank 128": ({"rank": 128}, None),
         "no extra players": ({"extra": 0}, None),
+        "columns that few rows touch count alike": ({}, (preconditioner, "CALM", 1e9)),
+        "whole second moments as they are": ({}, (preconditioner, "SHRINK", 0.0)),
         "without doubt": ({}, (move, "DOUBT", 0.0)),
         "moves half as often": ({}, (move, "PACE", 1.0)),
         "moves twice as often": ({}, (move, "PACE", 16.0)),
@@ -49,7 +46,7 @@ def ablation() -> dict[str, Any]:
             # Compiled programs contain the unpatched functions.
             jax.clear_caches()
             out[label] = {
-                f"{name}, k={k}": solved(name, k, solver=es.solvers.Game(**settings))[1]
+                f"{name}, k={k}": solved(name, k, solver=es.solvers.Game(**{"rank": RANK, **settings}))[1]
                 for name, k in (("mnist", 32), ("synthetic", 4))
             }
     jax.clear_caches()

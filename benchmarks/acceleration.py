@@ -28,10 +28,11 @@ import scipy.sparse.linalg
 
 import eigenstream as es
 from ablation import ablation
-from planted import BATCH, Latent, batches, correlations, log_uniform, planted, problem, solved, tcc
+from planted import BATCH, RANK, Latent, batches, correlations, log_uniform, planted, problem, solved, tcc
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SEEDS, TURNS = 5, 8
+GAME = es.solvers.Game(rank=RANK)
 
 CASES = [("mnist", k) for k in (4, 32, 64, 100)]
 CASES += [("cifar10", 4), ("cifar10", 32), ("synthetic", 4), ("flat", 4)]
@@ -52,7 +53,7 @@ def variations() -> dict[str, Any]:
             out[f"{name}, k={k}, batch {size}"] = solved(name, k, size=size)[1]
         X, Y, rho = problem(name)
         scaled = [(x * np.float32(1e3), y * np.float32(1e-3)) for x, y in batches(X, Y, 0)]
-        V = es.solve(es.problems.cca(), scaled, k, "game").V
+        V = es.solve(es.problems.cca(), scaled, k, GAME, memory_budget=1).V
         out[f"{name}, k={k}, views times 1e3 and 1e-3"] = tcc(X * np.float32(1e3), Y * np.float32(1e-3), V, rho)
     return out
 
@@ -68,21 +69,22 @@ def failures() -> dict[str, Any]:
         v[large] *= 30
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        scaled = es.solve(es.problems.cca(), batches(dirty[0], dirty[1], 0), 4, es.solvers.Game(outlier=100.0))
-        found = es.solve(es.problems.cca(), batches(dirty[0], dirty[1], 0), 4, "game")
+        tame = es.solvers.Game(rank=RANK, outlier=100.0)
+        scaled = es.solve(es.problems.cca(), batches(dirty[0], dirty[1], 0), 4, tame, memory_budget=1)
+        found = es.solve(es.problems.cca(), batches(dirty[0], dirty[1], 0), 4, GAME, memory_budget=1)
     out["0.1% of rows 30 times larger, outlier=100, on the clean rows"] = tcc(X, Y, scaled.V, rho)
     out["the same, rows as they are"] = tcc(X, Y, found.V, rho)
     for n, condition, ridge in ((300, 10.0, 1.0), (600, 10.0, 1.0), (300, 1e3, 0.1), (600, 1e3, 0.1)):
         views = planted(n + 5000, (400, 300), log_uniform(condition), seed=4)
         train, test = [v[:n] for v in views], [v[n:] for v in views]
 
-        def heldout(solver: str, train: Any = train, test: Any = test, ridge: float = ridge) -> float:
+        def heldout(solver: Any, train: Any = train, test: Any = test, ridge: float = ridge) -> float:
             V = es.solve(es.problems.cca(ridge=ridge), batches(*train, 0), 4, solver).V
             a, b = (v @ w for v, w in zip(test, np.split(V, [400]), strict=True))
             return es.metrics.tcc(a, b, np.ones(4))
 
         label = f"n = {n}, d = 700, condition {condition:g}, ridge {ridge:g}: held-out correlation, game and exact"
-        out[label] = [heldout("game"), heldout("exact")]
+        out[label] = [heldout(GAME), heldout("exact")]
     return out
 
 
@@ -137,16 +139,16 @@ def other_problems() -> dict[str, Any]:
     out: dict[str, Any] = {}
     shares, cosines = [], []
     for seed in range(SEEDS):
-        V = es.solve(es.problems.pca(), stream, 32, "game", random_state=seed).V.astype(np.float64)
+        V = es.solve(es.problems.pca(), stream, 32, GAME, random_state=seed, memory_budget=1).V.astype(np.float64)
         Q = np.linalg.qr(V)[0]
         shares.append(float(np.trace(Q.T @ C @ Q) / exact.eigenvalues.sum()))
         cosines.append(float(np.abs((V * exact.V).sum(0) / np.linalg.norm(V, axis=0))[:8].min()))
     out["PCA of MNIST, k=32: variance over exact"] = shares
     out["PCA of MNIST, k=32: least absolute cosine of the first eight"] = cosines
     test = data["x_test"].reshape(10_000, -1).astype(np.float32) / 255
-    for solver in ("exact", "game"):
-        out[f"LDA of MNIST, k=9: test accuracy, {solver}"] = (
-            es.LDA(9, solver=solver).fit(X, y).score(test, data["y_test"])
+    for solver, label in (("exact", "exact"), (GAME, "game")):
+        out[f"LDA of MNIST, k=9: test accuracy, {label}"] = (
+            es.LDA(9, solver=solver, max_epochs=1).fit(X, y).score(test, data["y_test"])
         )
     out |= graphs()
     return out
@@ -195,8 +197,8 @@ def timing() -> dict[str, Any]:
         X, Y, _ = problem(name)
         stream = batches(X, Y, 0)
         runs: dict[str, Callable[[], Any]] = {
-            label: partial(es.solve, es.problems.cca(), stream, k, solver)
-            for label, solver in (("game", "game"), ("Paper", es.solvers.Paper()), ("exact", "exact"))
+            label: partial(es.solve, es.problems.cca(), stream, k, solver, memory_budget=1)
+            for label, solver in (("game", GAME), ("Paper", es.solvers.Paper()), ("exact", "exact"))
         }
         if name == "mnist":
             runs["cca-zoo's StochasticCCAEY"] = partial(from_cca_zoo, X, Y, k)
@@ -238,7 +240,7 @@ def crossover() -> dict[str, Any]:
                             )
                             state = exact.step(kind, state, tuple(joined) if views == 2 else joined)
                     else:
-                        es.solve(kind, data, 4, "game")
+                        es.solve(kind, data, 4, GAME, memory_budget=1)
                     times.append(time.perf_counter() - start)
                 out[f"d = {d}, {'PCA' if views == 1 else 'CCA'}: {solver}"] = min(times) / 12_000
     return out
@@ -248,10 +250,10 @@ def large(d: int = 20_000, n: int = 20_000) -> dict[str, Any]:
     """300 latent dimensions in 20,000 columns of each view, generated batch by batch."""
     data, k = Latent(d, n), 8
     # A small run first, so that the peak of memory grows by this problem alone.
-    es.solve(es.problems.cca(), batches(*planted(2000, (500, 500)), 0), k, "game")
+    es.solve(es.problems.cca(), batches(*planted(2000, (500, 500)), 0), k, GAME, memory_budget=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
-    game = es.solve(es.problems.cca(), data.stream(), k, "game")
+    game = es.solve(es.problems.cca(), data.stream(), k, "game", memory_budget=1e9 if d <= 20_000 else 4e9)
     seconds = time.perf_counter() - start
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e6
     out = {"game": data.captured(game.V), "seconds": seconds, "GB beyond those of the generator": memory}
@@ -279,7 +281,7 @@ def knowing() -> dict[str, Any]:
             tail = np.sqrt(5 / rng.chisquare(5, size=(n, 1))).astype(np.float32)
             X, Y = X * tail, Y * tail
         epochs = int(rng.choice([1, 1, 2, 3]))
-        result = es.solve(es.problems.cca(), batches(X, Y, i), 4, "game", max_epochs=epochs)
+        result = es.solve(es.problems.cca(), batches(X, Y, i), 4, GAME, max_epochs=epochs, memory_budget=1)
         rows.append([result.converged, tcc(X, Y, result.V, correlations(X, Y))])
     yes = np.array([r[0] for r in rows])
     reached = np.array([r[1] for r in rows])

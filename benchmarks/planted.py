@@ -11,6 +11,8 @@ import numpy as np
 import eigenstream as es
 
 BATCH = 100
+#: The rank of sketches of the game in the benchmarks of streams: blocks of at most this dimension are whole.
+RANK = 1536
 Views = tuple[np.ndarray, np.ndarray]
 
 
@@ -82,10 +84,13 @@ def batches(X: np.ndarray, Y: np.ndarray, seed: int, size: int = BATCH) -> list[
 
 
 def solved(
-    name: str, k: int, seed: int = 0, solver: Any = "game", size: int = BATCH, **options: Any
+    name: str, k: int, seed: int = 0, solver: Any = None, size: int = BATCH, **options: Any
 ) -> tuple[Any, float]:
     """The result of one run on a named problem, and its TCC."""
     X, Y, rho = problem(name)
+    # A budget too small for the rows, so that they are streamed.
+    options = {"memory_budget": 1, **options}
+    solver = es.solvers.Game(rank=RANK) if solver is None else solver
     result = es.solve(es.problems.cca(), batches(X, Y, seed, size), k, solver, random_state=seed, **options)
     return result, tcc(X, Y, result.V, rho)
 

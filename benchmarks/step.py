@@ -71,8 +71,10 @@ def paper(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling |
     return repeated(compiled, state, views, count, ceiling)[0]
 
 
-def game(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling) -> tuple[list[float], list[float]]:
-    """Seconds of one batch of the accelerated game, between moves; and of a move."""
+def game(
+    d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling
+) -> tuple[list[float], list[float], float]:
+    """Seconds of one batch of the accelerated game, between moves; of a move; and the rows between two moves."""
     solver = es.solvers.Game()
     dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
     views = tuple(jax.random.normal(jax.random.key(seed), (b, d // 2), dtype) for seed in (2, 3))
@@ -81,16 +83,15 @@ def game(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling) -
     def run(state: Any, views: Any) -> Any:
         return jax.lax.scan(lambda s, _: (solver.gather(problem, s, views), None), state, None, length=count)[0]
 
-    def sketched(state: Any) -> Any:
-        return solver.update_sketch(problem, state)
-
     with scope(precision):
         state = jax.jit(solver.init, static_argnums=2)(problem, views, k, jax.random.key(0))
         compiled = jax.jit(run, donate_argnums=0).lower(state, views).compile()
-        state = jax.block_until_ready(jax.jit(sketched, donate_argnums=0)(compiled(state, views)))
-        move = jax.jit(lambda state, _: solver.move(problem, state, False), donate_argnums=0)
+        move = jax.jit(lambda state, _: solver.move(problem, state), donate_argnums=0)
+        # The first moves also update the sketches.
+        state = move(compiled(state, views), None)
         took, state = repeated(compiled, state, views, count, ceiling)
-        return took, repeated(move, state, views, 1)[0]
+        moves, state = repeated(move, state, views, 1)
+        return took, moves, float(state.rows_to_next_move)
 
 
 def repeated(
@@ -111,10 +112,11 @@ def measured(solver: str, d: int, k: int, b: int, precision: str, square: int) -
     count = 100 if d < 10_000 else 10
     ceiling = Ceiling(precision, square)
     move: list[float] = []
+    wait = 0.0
     if solver == PAPER:
         times = paper(d, k, b, precision, count, ceiling)
     else:
-        times, move = game(d, k, b, precision, count, ceiling)
+        times, move, wait = game(d, k, b, precision, count, ceiling)
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9
     rates = [(6 * b * d * k + 4 * d * k**2) / t / 1e12 for t in times]
     # Each relative to the product just before it: the speed of a shared machine changes within seconds.
@@ -122,7 +124,10 @@ def measured(solver: str, d: int, k: int, b: int, precision: str, square: int) -
     found = {"d": d, "k": k, "b": b, "solver": solver, "precision": precision, "ms": 1e3 * statistics.median(times)}
     found |= {"TFLOP/s": statistics.median(rates), "ceiling TFLOP/s": statistics.median(ceiling.rates)}
     found |= {"share of the ceiling": statistics.median(shares), "peak GB": peak}
-    return found | ({"ms of a move": 1e3 * statistics.median(move)} if move else {})
+    if move:
+        found |= {"ms of a move": 1e3 * statistics.median(move), "rows between moves": wait}
+        found["ms with its share of moves"] = found["ms"] + found["ms of a move"] * b / wait
+    return found
 
 
 def main() -> None:

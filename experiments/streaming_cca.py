@@ -103,7 +103,7 @@ def _trimmed(X: np.ndarray) -> np.ndarray:
 def solver_for(method: str, data: str, rate: float | None, total: int) -> Any:
     """A method with a step size; None for its default."""
     if method == GAME:
-        return "game"
+        return es.solvers.Game(rank=512)
     eta, beta = PAPER[data]
     if method == ALGORITHM:
         return es.solvers.Paper(learning_rate=rate or eta, averaging=beta, floor=1e-10)

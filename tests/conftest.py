@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import eigenstream as es
-from data import POWER, batched
+from data import GAME, POWER, batched
 
 
 def check_refused(call, words):
@@ -37,4 +37,4 @@ def x64():
 @pytest.fixture(scope="session")
 def game_on_power():
     """The result of the game after one pass over the planted views."""
-    return es.solve(es.problems.cca(), batched(POWER), k=4, solver="game")
+    return es.solve(es.problems.cca(), batched(POWER), 4, **GAME)

@@ -3,6 +3,7 @@
 import numpy as np
 import scipy.sparse
 
+import eigenstream as es
 from planted import planted
 
 rng = np.random.default_rng(0)
@@ -59,6 +60,10 @@ def power_law(d):
 
 #: 6,000 rows in two views, eight correlations from 0.95 to 0.5, variances that fall as 1/i.
 POWER = planted(6000, (120, 100), power_law, np.linspace(0.95, 0.5, 8))
+
+
+#: The game in a stream: where rows or sums fit, they would be kept or summed.
+GAME = {"solver": es.solvers.Game(rank=256), "memory_budget": 1}
 
 
 def batched(views, size=100):

@@ -103,13 +103,13 @@ def collectives(mesh, d):
 
 def travelled():
     """How far runs and models are from one device that were resumed, opened, pickled or fitted on a mesh."""
-    game = es.solvers.Game(extra=3, opening=0.05)
+    game = es.solvers.Game(extra=3, rank=8)
     alone, opened = (players("cca", game, mesh, np.float64) for mesh in (None, MESHES[3]))
-    X = np.random.default_rng(0).normal(size=(300, 37))
+    X = np.random.default_rng(0).normal(size=(300, 37)) * np.linspace(3, 0.5, 37)
     mesh = jax.make_mesh((2, 4), ("data", "feature"))
-    model = pickle.loads(pickle.dumps(es.PCA(2, solver="game", mesh="auto").fit(X)))
-    given = es.PCA(2, solver="game", mesh=mesh).fit(X)
-    plain = es.PCA(2, solver="game").fit(X)
+    model = pickle.loads(pickle.dumps(es.PCA(2, solver=es.solvers.Game(rank=4), mesh="auto").fit(X)))
+    given = es.PCA(2, solver=es.solvers.Game(rank=4), mesh=mesh).fit(X)
+    plain = es.PCA(2, solver=es.solvers.Game(rank=4)).fit(X)
     return {
         "resumed": resumed(),
         "opened": apart(opened, alone),
@@ -200,7 +200,7 @@ def main(what):
     wide = what == "float64"
     dtype = np.float64 if wide else np.float32
     jax.config.update("jax_enable_x64", wide)
-    solvers = {"paper": es.solvers.Paper(learning_rate=0.02), "game": es.solvers.Game(extra=3)}
+    solvers = {"paper": es.solvers.Paper(learning_rate=0.02), "game": es.solvers.Game(extra=3, rank=8)}
     # In float64 all meshes for two problems, and two for the others; in float32 the types are at stake, for which one
     # mesh will do.
     meshes = {name: MESHES if name in ("cca", "lda") else MESHES[1:3] for name in problems(dtype)}

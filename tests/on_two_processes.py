@@ -81,7 +81,7 @@ def spread(folder: Path, several: bool) -> None:
 def game(folder: Path, several: bool) -> None:
     # Batches so large that one process would not join them.
     views = [np.load(folder / f"{name}.npy")[:900] for name in "xy"]
-    batches, solver = es.streams.batches(*views, batch_size=300), es.solvers.Game(extra=2, rank=12, opening=0.5)
+    batches, solver = es.streams.batches(*views, batch_size=300), es.solvers.Game(extra=2, rank=12)
     result = es.solve(es.problems.cca(), batches, 2, solver, mesh="auto" if several else None, max_epochs=3)
     np.save(folder / f"game{jax.process_index() if several else 'alone'}.npy", result.V)
 

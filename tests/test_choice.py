@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse
@@ -33,6 +34,25 @@ def test_auto_takes_the_game_where_sums_do_not_fit(caplog):
     assert isinstance(es.solve(es.problems.cca(), batches, k=2).solver, es.solvers.Exact)
 
 
+def test_the_game_is_exact_sums_where_these_fit_and_else_has_the_rank_that_fits():
+    X = np.random.default_rng(0).normal(size=(200, 60)).astype("f4")
+    views = [(X[:, :30], X[:, 30:])]
+    assert isinstance(es.solve(es.problems.cca(), views, 2, "game").solver, es.solvers.Exact)
+    assert es.solve(es.problems.cca(), views, 2, "game", memory_budget=1).solver.rank == 1
+    asked = es.solve(es.problems.cca(), views, 2, es.solvers.Game(rank=7)).solver
+    assert asked.rank == 7
+    game = es.solvers.Game()
+    for budget in (1e6, 2e7, 1e9):
+        rank = game.rank_within(budget, 20_000, [10_000, 10_000], 8)
+        state = jax.eval_shape(
+            lambda rank=rank: es.solvers.Game(rank=rank).init(
+                es.problems.cca(), tuple(jnp.zeros((1, 10_000)) for _ in range(2)), 8, jax.random.key(0)
+            )
+        )
+        size = sum(leaf.size * 4 for leaf in jax.tree.leaves(state))
+        assert rank == 1 or size < 1.1 * budget
+
+
 def test_auto_says_why():
     model = es.PCA(2).fit(scaled())
     assert "the sums of 5 features take 3e-07 GB, within half of the free memory" in model.reason_
@@ -48,7 +68,7 @@ def test_devices_share_the_sums_of_dense_rows_only(monkeypatch):
     assert placement.feature_shards((rows, scipy.sparse.csr_matrix(rows))) == 1
 
     def auto(problem, shards):
-        return chosen("auto", problem, [60_000], "largest", 1e10, None, shards)
+        return chosen("auto", problem, [60_000], 2, "largest", 1e10, None, shards)
 
     assert isinstance(auto(es.problems.pca(), 1)[0], es.solvers.Game)
     solver, reason = auto(es.problems.pca(), 8)

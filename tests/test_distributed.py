@@ -201,9 +201,9 @@ def test_the_commands_of_the_page_run(tmp_path):
 
     finished(shell(make))
     (told, _), (silent, _) = finished(shell(first), shell(second))
-    assert "solver                    Game" in told
+    assert "solver                    Exact" in told
     assert "solver" not in silent
-    assert "solver                    Game" in finished(shell(resume))[0][0]
+    assert "solver                    Exact" in finished(shell(resume))[0][0]
     correlations = es.load(tmp_path / "run").correlations_
     views = np.load(tmp_path / "x.npy"), np.load(tmp_path / "y.npy")
     exact = es.CCA(4, solver="exact").fit(*views).correlations_

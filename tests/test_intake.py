@@ -7,15 +7,14 @@ import pytest
 
 import eigenstream as es
 from conftest import check_refused
-from eigenstream.core import views
 from eigenstream.run import game_engine, intake, stepping_engine
-from eigenstream.run.game_engine import GameEngine
 from eigenstream.run.outliers import Outliers
+from eigenstream.solvers import choice
 from test_checkpoint import assert_same, runs
 
 rng = np.random.default_rng(0)
 X = (rng.normal(size=(5003, 300)) / np.arange(1, 301) ** 0.5).astype(np.float32)
-GAME = es.solvers.Game(opening=0.3)
+GAME = es.solvers.Game(rank=100)
 
 
 @pytest.fixture
@@ -26,7 +25,10 @@ def both(monkeypatch):
         out = []
         for answer in (False, True):
             monkeypatch.setattr(stepping_engine, "on_accelerator", lambda state, answer=answer: answer)
-            # No memory for more first rows than on a processor.
+            monkeypatch.setattr(game_engine, "DEVICE_BLOCK", game_engine.BLOCK)
+            monkeypatch.setattr(game_engine, "DEVICE_NUMBERS", game_engine.NUMBERS)
+            # No memory for rows.
+            monkeypatch.setattr(choice, "free_bytes", lambda: 0.0)
             monkeypatch.setattr(game_engine, "free_bytes", lambda: 0.0)
             out.append(f())
         return out
@@ -54,71 +56,34 @@ def test_the_same_fit(both, dtype, shift, batches):
     np.testing.assert_allclose(device.explained_variance_ratio_, host.explained_variance_ratio_, rtol=2e-6)
 
 
-@pytest.fixture
-def sizes(monkeypatch):
-    """The numbers of rows in the blocks that are kept as on an accelerator, each time they are joined."""
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("labels", [None, (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)])
+def test_rows_that_fit_an_accelerator_are_kept_there_and_solved(monkeypatch, labels):
+    """As many moves as it takes; a stream that does not fit is read once, and both go on later."""
     monkeypatch.setattr(stepping_engine, "on_accelerator", lambda state: True)
-    sizes = []
-    joined = GameEngine._join_kept
-
-    def watched(engine):
-        joined(engine)
-        sizes.append([views.n_rows(block) for block in engine.opening.blocks])
-
-    monkeypatch.setattr(GameEngine, "_join_kept", watched)
-    return sizes
-
-
-def test_rows_that_fit_an_accelerator_are_kept_there_and_solved(sizes):
-    """As many moves as it takes, on large blocks; a stream that does not fit is used once, and both go on later."""
-    whole, streamed = (es.PCA(3, solver=GAME, memory_budget=budget).fit(X) for budget in (1e9, 1.0))
-    exact = es.PCA(3).fit(X)
-    assert sizes[0] == [5003]
-    assert "converged: all rows were kept" in whole.message_
-    assert "kept" not in streamed.message_
-    np.testing.assert_allclose(whole.explained_variance_, exact.explained_variance_, rtol=1e-5)
-    assert es.metrics.subspace_error(whole.components_.T, exact.components_.T) < 1e-6
+    make = es.PCA if labels is None else es.LDA
+    options = {"solver": GAME, "max_epochs": 1}
+    whole, streamed = (make(2, memory_budget=budget, **options).fit(X, labels) for budget in (1e9, 1.0))
+    exact = make(2).fit(X, labels)
+    assert whole._run.engine.state.exact
+    assert not streamed._run.engine.state.exact
+    np.testing.assert_allclose(whole.eigenvalues_, exact.eigenvalues_, rtol=1e-4)
     for model in (whole, streamed):
-        assert model._run.engine.opening is None
-        assert model.partial_fit(X[:500]).n_samples_seen_ == 5503
-        assert model.converged_
+        assert model._run.engine._kept is None
+        more = () if labels is None else (labels[:500],)
+        assert model.partial_fit(X[:500], *more).n_samples_seen_ == 5503
+        assert not model._run.engine.state.exact
+        assert model.eigenvalues_[0] > 0
 
 
-def test_gains_on_kept_rows_are_forgotten_with_them(sizes):
-    """They are near 0 after many moves on the same rows, and say nothing of new rows."""
-    model = es.PCA(3, solver=GAME, memory_budget=1e9).fit(X[:1000])
-    engine = model._run.engine
-    assert engine.opening is None
-    assert int(engine.state.moves) > 1
-    assert np.isnan(engine.state.gains).all()
-
-
-def test_kept_rows_with_labels_are_joined(sizes):
-    labels = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)
-    game, exact = (es.LDA(2, solver=solver, memory_budget=1e9).fit(X, labels) for solver in (GAME, "exact"))
-    assert sizes[0] == [5003]
-    np.testing.assert_allclose(game.eigenvalues_, exact.eigenvalues_, rtol=1e-4)
-
-
-@pytest.mark.parametrize("option", ["tol", "callbacks"])
-def test_results_on_the_way_do_not_wait_for_kept_rows(monkeypatch, option):
-    monkeypatch.setattr(stepping_engine, "on_accelerator", lambda state: True)
-    records = []
-    given = {"tol": 1e-9, "callbacks": iter([records.append])}[option]
-    result = es.solve(es.problems.pca(), np.array_split(X, 50), 3, GAME, **{option: given})
-    assert "kept" not in result.message
-    assert len(result.history) > 1
-    assert len(records) == (len(result.history) if option == "callbacks" else 0)
-
-
-def test_partial_fit_keeps_no_more_rows_than_on_a_processor(monkeypatch):
+def test_partial_fit_keeps_no_rows(monkeypatch):
     """The end of such a stream is not known, so rows kept until then would never be freed."""
     monkeypatch.setattr(stepping_engine, "on_accelerator", lambda state: True)
     model = es.PCA(3, solver=GAME, memory_budget=1e9)
     for rows in parts(X):
         model.partial_fit(rows)
-    assert model._run.engine.opening is None
-    assert "kept" not in model.message_
+    assert model._run.engine._kept is None
+    assert not model._run.engine.state.exact
 
 
 @pytest.mark.parametrize("size", [100, 1000])
@@ -196,7 +161,7 @@ def test_energies_follow_the_host():
 
 
 @pytest.mark.parametrize(
-    "solver", [es.solvers.Game(opening=0.1), es.solvers.Game(opening=0.1, outlier=3.0), es.solvers.Paper()]
+    "solver", [es.solvers.Game(rank=50), es.solvers.Game(rank=50, outlier=3.0), es.solvers.Paper()]
 )
 def test_a_killed_run_resumes_to_the_same_bits(both, tmp_path, solver):
     options = {"k": 2, "solver": solver, "max_epochs": 2}
@@ -216,11 +181,10 @@ def test_a_killed_run_resumes_to_the_same_bits(both, tmp_path, solver):
 
 
 def test_rows_left_in_the_queue_count_once(both):
-    """A fit ends with queued rows, which a later `partial_fit` continues from."""
+    """A fit ends with the rows in the queue, and a later `partial_fit` continues from there."""
 
     def fitted():
         model = es.PCA(3, solver=GAME).fit(X)
-        assert model._run.engine._queue
         model = pickle.loads(pickle.dumps(model))
         return model.partial_fit(X[:150] + 1)
 

@@ -173,7 +173,7 @@ REFUSED = {
     ),
     "a matrix": (lambda: [es.SpectralEmbedding(1, affinity="precomputed").fit(square)], "edges to fit_stream"),
     "the game": (
-        lambda: [es.PCA(1).fit(X), es.PCA(1, solver="game").fit(X)],
+        lambda: [es.PCA(1).fit(X), es.PCA(1, solver=es.solvers.Game(rank=4)).fit(X)],
         r'models\[1\] .* streaming solver Game.*solver="exact"',
     ),
     "the paper": (lambda: [es.PCA(1, solver="paper").fit(X)], 'streaming solver Paper.*solver="exact"'),

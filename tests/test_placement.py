@@ -91,7 +91,7 @@ def test_runs_resume_on_another_mesh_and_models_can_be_pickled(in_float64):
 @pytest.mark.parametrize("mesh", ["auto", "data=1", make_mesh("auto")])
 def test_estimators_take_a_mesh(mesh, tmp_path):
     X = np.random.default_rng(0).normal(size=(300, 7))
-    plain, meshed = (es.PCA(2, solver="game", mesh=m).fit(X) for m in (None, mesh))
+    plain, meshed = (es.PCA(2, solver=es.solvers.Game(rank=4), mesh=m).fit(X) for m in (None, mesh))
     np.testing.assert_allclose(meshed.components_, plain.components_)
     meshed.save(tmp_path / "model")
     assert es.load(tmp_path / "model").mesh == (mesh if isinstance(mesh, str) else None)
@@ -103,7 +103,7 @@ def test_estimators_take_a_mesh(mesh, tmp_path):
 )
 def test_an_impossible_mesh_is_named(mesh, cure):
     with pytest.raises(ValueError, match=cure):
-        es.solve(es.problems.pca(), [np.eye(5)], 2, "game", mesh=mesh)
+        es.solve(es.problems.pca(), [np.eye(5)], 2, es.solvers.Game(rank=4), mesh=mesh)
 
 
 def test_one_device_needs_no_mesh():

@@ -61,7 +61,7 @@ def test_a_step_that_is_not_finite_fails_a_run():
 
 def game_on_rows(**options):
     """Seven tracked features, so that the game has converged after its first move."""
-    return es.solve(es.problems.pca(), np.split(data.X, 6), 2, "game", **options)
+    return es.solve(es.problems.pca(), np.split(data.X, 6), 2, es.solvers.Game(rank=4), **options)
 
 
 def test_an_interrupted_game_has_not_converged():
@@ -74,9 +74,8 @@ def test_an_interrupted_game_has_not_converged():
 
 
 def test_the_games_history_has_residuals_and_shortfalls():
-    solver = es.solvers.Game(extra=0, opening=0)
+    solver = es.solvers.Game(extra=0, rank=8)
     result = es.solve(es.problems.pca(), np.split(scaled(n=600, d=20), 6), 2, solver)
-    assert not result.state.plays_all
     assert result.history
     for record in result.history:
         assert 0 <= record["residual"] <= 1

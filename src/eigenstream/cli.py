@@ -81,7 +81,9 @@ def fit(
     clusters: Annotated[int | None, typer.Option(help="Number of clusters. Default: -k, or 8.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Number of nodes. Default: counted in a first pass.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per step of a streaming solver.")] = None,
-    epochs: Annotated[int, typer.Option(help="Maximal number of passes of a streaming solver.")] = 1,
+    epochs: Annotated[
+        int | None, typer.Option(help="Maximal number of passes of a streaming solver. Default: 1; the game's own.")
+    ] = None,
     tol: Annotated[float | None, typer.Option(help="Stop below this residual; the game, below this shortfall.")] = None,
     shuffle: Annotated[bool, typer.Option(help="Whether a streaming solver reads the rows in random order.")] = True,
     memory_budget: Annotated[

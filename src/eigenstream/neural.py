@@ -178,7 +178,7 @@ def _start(problem: Problem, batch: Tree, k: int | None, solver: Any, options: d
     first = problem.accept(batch)
     sizes = view_sizes(problem.template(first))
     shards = Placement(make_mesh(options["mesh"])).feature_shards(first)
-    picked, reason = chosen(solver, problem, sizes, "largest", options["memory_budget"], None, shards)
+    picked, reason = chosen(solver, problem, sizes, k, "largest", options["memory_budget"], None, shards)
     if k is None and not picked.whole_spectrum:
         raise ValueError(f"n_components is needed for {type(picked).__name__} ({reason}): give how many")
     # Dead or duplicate units reduce the rank, so fewer than k components may exist.

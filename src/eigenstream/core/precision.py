@@ -48,3 +48,9 @@ compiled = partial(jax.jit, compiler_options={"xla_gpu_enable_triton_gemm": Fals
 def wide() -> AbstractContextManager[Any]:
     """A context in which JAX computes in float64; the global setting is left alone."""
     return jax.enable_x64(True)
+
+
+def for_moves(exact: bool) -> AbstractContextManager[Any]:
+    """A context for the products of a move: float32, by split operands on a GPU unless the rest is ``exact``."""
+    split = not exact and jax.default_backend() == "gpu"
+    return jax.default_matmul_precision("TF32_TF32_F32_X3" if split else "highest")

@@ -35,15 +35,16 @@ DOCS = {
         on, or an object of `eigenstream.solvers` with its settings.
     batch_size : int
         Rows per step of an iterative solver.
-    max_epochs : int
-        Maximum number of passes of an iterative solver over the data.
+    max_epochs : int, optional
+        Maximum number of passes of an iterative solver over the data. Default: one; of ``"game"`` as many as it needs
+        to converge, at most ten, if the data can be read again.
     tol : float, optional
         Stop an iterative solver below this residual; ``"game"``, below this estimated shortfall of the sum of the
         leading eigenvalues.
     memory_budget : float, optional
-        Bytes that ``"auto"`` allows exact sums; their solution takes about as much again. On an accelerator also the
-        bytes for rows that ``"game"`` keeps there until the stream ends; it keeps fewer in `partial_fit` and with
-        ``tol``. Default: half of what is free on that device, host memory for a CPU.
+        Bytes that ``"auto"`` allows exact sums, whose solution takes about as much again; else those of the state of
+        ``"game"``, and of rows that it may read or keep until their eigenproblem is solved. Default: half of what is
+        free on that device, host memory for a CPU.
     precision : {"float32", "tf32", "bf16"}, optional
         Precision of a streaming solver's products on a device; its state is in float32, and so are products with rows
         that ``"game"`` keeps. Default: JAX's own setting.
@@ -68,8 +69,11 @@ DOCS = {
     residuals_ : (k,) array
         ``‖A v - λ B v‖ / (‖A‖ ‖v‖ + |λ| ‖B v‖)``.
     heldout_, heldout_error_ : (k,) arrays or None
-        Of the game: eigenvalues measured on each batch before it was learned from, and their standard errors; NaN if
-        the whole stream fitted in memory.
+        Of the game: eigenvalues measured on each batch before it was learned from, and their standard errors.
+    shortfall_ : float or None
+        Of the game: by how much the sum of the eigenvalues is estimated to fall short of its limit, relative to it.
+    noise_floors_ : (k,) array or None
+        Of the game: the preconditioned residuals that sampling noise alone would cause.
     history_ : list of dict
         Snapshots of an iterative solver.""",
     "{pair}": """x_mean_, y_mean_ : arrays
@@ -113,7 +117,7 @@ class StreamEstimator(BaseEstimator):
     _: KW_ONLY
     solver: Any = "auto"
     batch_size: int = 100
-    max_epochs: int = 1
+    max_epochs: int | None = None
     tol: float | None = None
     memory_budget: float | None = None
     precision: str | None = None
@@ -246,9 +250,10 @@ class StreamEstimator(BaseEstimator):
         self.converged_, self.status_, self.message_ = result.converged, str(result.status), result.message
         self.residuals_, self.history_ = result.residuals, result.history
         self.heldout_, self.heldout_error_ = result.heldout, result.heldout_error
+        self.shortfall_, self.noise_floors_ = result.shortfall, result.noise_floors
         self.eigenvalues_ = np.asarray(result.eigenvalues)
         self._publish(result, again)
-        if result.status is Status.FAILED:
+        if result.status is Status.FAILED or (result.status is Status.NOT_CONVERGED and result.shortfall is not None):
             warnings.warn(self.message_, ConvergenceWarning, stacklevel=4)
 
     def __getattr__(self, name: str) -> Any:

@@ -76,7 +76,7 @@ def _exact_solver(estimator: Any, problem: Problem, d: int) -> Exact:
         )
     if estimator.half_life is not None or solver.half_life is not None:
         raise ValueError("half_life: the sums of a Dask collection do not fade; give half_life=None, or fit_stream")
-    picked, reason = chosen(given, problem, [d], estimator.which, estimator.memory_budget, None)
+    picked, reason = chosen(given, problem, [d], None, estimator.which, estimator.memory_budget, None)
     if not isinstance(picked, Exact):
         raise ValueError(f"{reason}: give a larger memory_budget, or stream the rows through fit_stream")
     return picked

@@ -174,11 +174,8 @@ class Problem:
 
     # The accelerated game uses these methods.
 
-    def for_game(self, averaged: bool = False) -> Problem:
-        """The same problem centred by the running mean: centring each batch costs one degree of freedom per batch.
-
-        ``averaged``: the products are averaged over all batches, so each estimate must be unbiased.
-        """
+    def for_game(self) -> Problem:
+        """The same problem centred by the running mean: centring each batch costs one degree of freedom per batch."""
         return replace(self, center="running") if self.center is True else self  # type: ignore[call-arg]
 
     def blocks(self, V: Tree) -> tuple[Tree, ...]:

@@ -110,9 +110,8 @@ class Edges(Problem):
         degrees = degrees if self.normalized else jnp.ones_like(degrees)
         return players.ridged(jnp.ones_like(degrees), degrees, self.ridge, degrees.mean())
 
-    def for_game(self, averaged: bool = False) -> Edges:
-        # The mean of the batches' Laplacians is the Laplacian of all edges only if each has the degrees of its batch.
-        return self if averaged else replace(self, running=True)
+    def for_game(self) -> Edges:
+        return replace(self, running=True)
 
     def diagonal(self, memory: Tree, batch: Tree) -> jax.Array:
         return self._metric(self._degrees(batch))

@@ -22,7 +22,7 @@ def solve(
     solver: Any = "auto",
     *,
     which: str = "largest",
-    max_epochs: int = 1,
+    max_epochs: int | None = 1,
     max_steps: int | None = None,
     tol: float | None = None,
     memory_budget: float | None = None,
@@ -53,17 +53,18 @@ def solve(
         ``"eckart_young"``, ``"sgha"``, ``"oja"``, ``"rsg+"``, or an object from `eigenstream.solvers`.
     which : {"largest", "smallest", "magnitude"}
         The end of the spectrum; ``"magnitude"`` with ``"exact"`` only.
-    max_epochs : int
-        Passes of an iterative solver over ``batches``. The exact solver makes as many as it needs.
+    max_epochs : int or None
+        Passes of an iterative solver over ``batches``. None: ``"game"`` reads until it has converged, at most ten
+        times. The exact solver, and the game on rows that fit in memory, make as many as they need.
     max_steps : int, optional
         Maximal number of steps of an iterative solver. Default for matrices: 1000.
     tol : float, optional
         Stop an iterative solver when the largest residual, averaged over snapshots 50 steps apart, is below this. Stop
         ``"game"`` when its estimated relative shortfall of the eigenvalue sum is below this.
     memory_budget : float, optional
-        Bytes that ``"auto"`` allows exact sums; their solution takes about as much again. On an accelerator also the
-        bytes for rows that ``"game"`` keeps there until the stream ends; it keeps fewer with ``tol`` or
-        ``callbacks``. Default: half of what is free on that device, host memory for a CPU.
+        Bytes that ``"auto"`` allows exact sums, whose solution takes about as much again; else those of the state of
+        ``"game"``, and of rows that it may read or keep until their eigenproblem is solved. Default: half of what is
+        free on that device, host memory for a CPU.
     half_life : float, optional
         A row's weight halves after this many further rows, for streams that drift; ``"game"`` and ``"exact"`` only.
     random_state : int

@@ -38,8 +38,10 @@ class Setup(NamedTuple):
     placement: Placement = Placement()
     #: Bytes that a solver may take for sums or rows; None: half of what is free.
     memory_budget: float | None = None
-    #: Whether an accelerator may keep rows until the stream ends, with no snapshot or checkpoint before.
+    #: Whether rows may be kept until the stream ends, and whether they need not be, since they can be read from memory
+    #: or a file again.
     keep_rows: bool = False
+    rereads: bool = False
 
 
 class Stop(NamedTuple):
@@ -62,6 +64,8 @@ class Ending(NamedTuple):
     n_samples_seen: int
     heldout: np.ndarray | None = None
     heldout_error: np.ndarray | None = None
+    shortfall: float | None = None
+    noise_floors: np.ndarray | None = None
 
 
 class Engine(Protocol):
@@ -91,8 +95,8 @@ class Engine(Protocol):
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
         """The eigenpairs after ``n_rows`` rows; ``source`` describes in words what was read."""
 
-    def next_pass(self, epoch: int, max_epochs: int) -> bool:
-        """Prepare to read the stream again; False if the solver is done."""
+    def next_pass(self, epoch: int, max_epochs: int | None) -> bool:
+        """Prepare to read the stream again; False if the solver is done. None: as often as it needs."""
 
     def saveable(self) -> list[Any] | None:
         """The arrays of a checkpoint; None while rows are queued that it would lose."""
@@ -106,11 +110,6 @@ class Engine(Protocol):
     @property
     def failed(self) -> bool:
         """Whether a step was not finite. The state is then the last finite one."""
-        return False
-
-    @property
-    def holds_whole_stream(self) -> bool:
-        """Whether all rows so far are in memory, to be solved at the end."""
         return False
 
     @property
@@ -133,10 +132,6 @@ class Engine(Protocol):
 
     def flush(self) -> None:
         """Learn from the queued rows."""
-        return
-
-    def free_rows(self) -> None:
-        """Free rows that were kept for the result of a stream, where they would take a device's memory."""
         return
 
     def reopen(self) -> None:

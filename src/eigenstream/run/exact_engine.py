@@ -117,7 +117,7 @@ class ExactEngine(Engine):
         other.flush()
         return other
 
-    def next_pass(self, epoch: int, max_epochs: int) -> bool:
+    def next_pass(self, epoch: int, max_epochs: int | None) -> bool:
         self.flush()
         after = self.solver.next_pass(self.state)
         if after is None:

@@ -1,9 +1,8 @@
-"""The accelerated game under way: batches joined to blocks, an opening, and a move once enough rows are there."""
+"""The accelerated game under way: batches joined to blocks, moves, and passes until done."""
 
 from __future__ import annotations
 
 import itertools
-from copy import copy
 from typing import Any
 
 import jax
@@ -12,7 +11,6 @@ import numpy as np
 
 from eigenstream.core import host_batches, players, views
 from eigenstream.core.memory import free_bytes
-from eigenstream.core.precision import compiled
 from eigenstream.core.transfer import Picked
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
@@ -22,8 +20,18 @@ from eigenstream.run.placement import n_rows, on_host, placed
 from eigenstream.run.result import Status
 from eigenstream.run.stepping_engine import SteppingEngine
 from eigenstream.solvers.game import Game
-from eigenstream.solvers.game.opening import FIRST_BLOCK, Opening
 from eigenstream.solvers.game.verdict import SOLVED, verdict
+
+#: Rows that are multiplied at once: fewer leave a processor, or an accelerator, idle.
+BLOCK, DEVICE_BLOCK = 512, 4096
+#: Block sizes that are compiled as they come; others are cut into powers of two.
+FEW = 4
+#: The most numbers in a block, and in one on an accelerator.
+NUMBERS, DEVICE_NUMBERS = 2**23, 2**28
+#: The most passes over rows that fit in memory, and over others until they converge.
+PASSES_IN_MEMORY, PASSES = 100, 10
+#: Moves that gain less than NOTHING, STALLED of them in a row, end passes over rows in memory.
+NOTHING, STALLED = 1e-7, 4
 
 
 def _applied(method: str, solver: Game, problem: Problem, state: Any, *more: Any) -> Any:
@@ -32,20 +40,6 @@ def _applied(method: str, solver: Game, problem: Problem, state: Any, *more: Any
 
 _next_state = jax.jit(_applied, static_argnums=(0, 1), donate_argnums=3)
 _measured = jax.jit(_applied, static_argnums=(0, 1))
-#: How methods are compiled that do not return the next state, or multiply kept rows in large blocks, a few times.
-COMPILED = {
-    "validate": _measured,
-    "info": _measured,
-    "multiply_exactly": compiled(_applied, static_argnums=(0, 1), donate_argnums=3),
-}
-
-
-#: Rows that are multiplied at once: fewer leave a processor idle.
-BLOCK = 512
-#: Block sizes that are compiled as they come; others are cut into powers of two.
-FEW = 4
-#: The most numbers in a block, in one on an accelerator, and in one of kept rows there.
-NUMBERS, DEVICE_NUMBERS, KEPT_NUMBERS = 2**23, 2**25, 2**28
 
 
 class GameEngine(SteppingEngine):
@@ -63,18 +57,16 @@ class GameEngine(SteppingEngine):
         self._given = False
         #: Rows until the players move next, and whether they moved since the last snapshot.
         self._left, self._moved = float(self.state.rows_to_next_move), False
-        #: The first rows; None once the game has opened.
-        self.opening: Opening | None = None
-        if self.solver.opening and not (self.problem.noiseless or self.state.plays_all or self.solver.half_life):
-            room = 0.0
-            if self.intake is not None and setup.keep_rows:
-                # Rows that fit an accelerator are kept there.
-                room = free_bytes() / 2 if setup.memory_budget is None else setup.memory_budget
-            self.opening = Opening(self.solver.opening, room)
-
-    @property
-    def holds_whole_stream(self) -> bool:
-        return self.opening is not None
+        #: Bytes for rows, and those of the rows of the first pass.
+        self._room = 0.0
+        if not (self.problem.noiseless or self.solver.half_life):
+            self._room = free_bytes() / 2 if setup.memory_budget is None else setup.memory_budget
+        self._bytes = 0
+        #: The blocks of a stream that fits and would have to be copied to be read again; else None.
+        self._kept: list[Tree] | None = None
+        self._rereads = setup.rereads and self.intake is None
+        if setup.keep_rows and not self._rereads:
+            self._kept = []
 
     def take(self, batch: Tree, start: int, total: int) -> int:
         if self.problem.noiseless:
@@ -105,9 +97,8 @@ class GameEngine(SteppingEngine):
 
     def _when_enough(self, near: Tree) -> list[Tree] | None:
         # A power of two of batches, so that a stream of equal batches compiles few programs.
-        most = FIRST_BLOCK if self.opening is not None else min(self._left, BLOCK)
-        numbers = NUMBERS if self.intake is None else DEVICE_NUMBERS
-        wanted = max(1, int(min(most, numbers / self._width)) // views.n_rows(near)).bit_length()
+        rows, numbers = (BLOCK, NUMBERS) if self.intake is None else (DEVICE_BLOCK, DEVICE_NUMBERS)
+        wanted = max(1, int(min(self._left, rows, numbers / self._width)) // views.n_rows(near)).bit_length()
         enough = len(self._queue) + len(self._raw) >= 1 << (wanted - 1) or self._given
         return self._dequeued() if enough and self._queued() >= self.fewest_rows else None
 
@@ -147,98 +138,111 @@ class GameEngine(SteppingEngine):
             self._queue.extend(host_batches.cut(rows, sizes))
 
     def _apply(self, method: str, state: Any, *more: Any) -> Any:
-        return self.placement.run(COMPILED.get(method, _next_state), method, self.solver, self.problem, state, *more)
+        run = _next_state if method in ("gather", "move") else _measured
+        return self.placement.run(run, method, self.solver, self.problem, state, *more)
 
-    def _learn(self, block: Tree, method: str = "gather") -> None:
-        if self.opening is None:
-            self.state = self._apply(method, self.state, block)
-            self._left -= n_rows(block)
-            if self._left <= 0:
-                self._move()
-            return
-        self.state = self.opening.add(self._apply, self.state, block, n_rows(block))
-        if self.opening.is_full(self.state):
-            self.state, validation = self.opening.play(self._apply, self.state)
-            self.opening, self._moved = None, True
-            self._left = float(self.state.rows_to_next_move)
-            for block in validation:
-                self._learn(block, "multiply")
-
-    def _join_kept(self) -> None:
-        """Join kept rows on an accelerator to large blocks, so that a move has few programs."""
-        assert self.opening is not None
-        if self.intake is None or not all(is_dense(self.problem.split(block)[0]) for block in self.opening.blocks):
-            return
-        waiting, self.opening.blocks = self.opening.blocks, []
-        each = max(1, KEPT_NUMBERS // (self._width * max(map(n_rows, waiting), default=1)))
-        while waiting:
-            self.opening.blocks.append(host_batches.join(*waiting[:each]))
-            # Free these before the next are joined.
-            del waiting[:each]
+    def _learn(self, block: Tree) -> None:
+        if not self.state.exact:
+            self._bytes += sum(leaf.nbytes for leaf in jax.tree.leaves(block))
+            if self._kept is not None:
+                self._kept = [*self._kept, block] if self._bytes <= self._room else None
+        self.state = self._apply("gather", self.state, block)
+        self._left -= n_rows(block)
+        if self._left <= 0:
+            self._move()
 
     def _move(self) -> None:
-        if bool(self.solver.sketch_is_due(self.state)):
-            self.state = self._apply("update_sketch", self.state)
-        self.state = self._apply("move", self.state, False)
-        self._left, self._moved = float(self.state.rows_to_next_move), True
+        self.state = self._apply("move", self.state)
+        self._moved = True
+        # In a pass over all rows the players move at its end.
+        self._left = np.inf if self.state.exact else float(self.state.rows_to_next_move)
 
     def flush(self) -> None:
         for block in self._dequeued() if self._queued() >= max(self.fewest_rows, 1) else ():
-            if self.opening is None:
-                self.state = self._apply("gather", self.state, block)
-            else:
-                self.state = self.opening.add(self._apply, self.state, block, n_rows(block))
-        if self.opening is not None:
-            self._join_kept()
-            self.state = self.opening.solve(self._apply, self.state)
-        elif not self.problem.noiseless and float(self.state.gathered.rows) > 0:
+            self._learn(block)
+        if not self.problem.noiseless and float(self.state.gathered.rows) > 0:
             self._move()
 
-    def next_pass(self, epoch: int, max_epochs: int) -> bool:
-        # Rows that are all kept need not be read again.
-        if self.holds_whole_stream or not super().next_pass(epoch, max_epochs):
+    def next_pass(self, epoch: int, max_epochs: int | None) -> bool:
+        self._before = None
+        if self.problem.noiseless:
             return False
-        self.state = self.state._replace(first_pass=np.array(False))
-        return True
+        self.flush()
+        if self.solver.half_life:
+            return epoch + 1 < (max_epochs or 1)
+        if self._kept:
+            self._solve_kept()
+            return False
+        if self.fits and self._rereads:
+            more = epoch + 1 < PASSES_IN_MEMORY and not self._is_solved()
+        elif max_epochs is None:
+            more = self._repeatable and epoch + 1 < PASSES and not self._verdict().converged
+        else:
+            more = epoch + 1 < max_epochs
+        if more:
+            self._reread()
+        return more
 
-    def free_rows(self) -> None:
-        if self.intake is not None and self.opening is not None:
-            self.opening, self._left = None, float(self.state.rows_to_next_move)
-            # Gains on the same rows again do not predict gains on new rows.
-            self.state = self.state._replace(gains=jnp.full_like(self.state.gains, jnp.nan))
+    @property
+    def fits(self) -> bool:
+        """Whether the rows of a pass fit in memory."""
+        return 0 < self._bytes <= self._room
+
+    def _reread(self) -> None:
+        self.state, self._left = self._apply("reread", self.state), np.inf
+
+    def _solve_kept(self) -> None:
+        """Move with products of all rows until they are solved."""
+        assert self._kept is not None
+        self._reread()
+        for _ in range(PASSES_IN_MEMORY):
+            for block in self._kept:
+                self.state = self._apply("gather", self.state, block)
+            self._move()
+            if self._is_solved():
+                break
+        self._kept = None
+
+    def _is_solved(self) -> bool:
+        """Whether the residual is at rounding, or the last moves gained nothing."""
+        gains = np.asarray(self.state.gains)[-STALLED:]
+        worst = float(np.max(self.state.preconditioned_residuals))
+        return self.state.exact and (worst < SOLVED or bool((np.abs(gains) < NOTHING).all()))
 
     def reopen(self) -> None:
-        self.state = self.state._replace(first_pass=np.array(True))
+        self._kept = None
+        if self.state.exact and not self.problem.noiseless:
+            self.state = self._apply("reopen", self.state)
+            self._left = float(self.state.rows_to_next_move)
 
     def revisit(self, batch: Tree) -> None:
         """Rows before a checkpoint are all learned."""
 
     def __getstate__(self) -> dict[str, Any]:
         self._examine()
-        kept = super().__getstate__()
-        if self.opening is not None:
-            kept["opening"] = copy(self.opening)
-            kept["opening"].blocks = on_host(self.opening.blocks)
-        return kept
+        return {**super().__getstate__(), "_kept": None}
 
     def saveable(self) -> list[Any] | None:
-        if self._queue or self._raw or self.opening is not None or not int(self.state.step):
+        if self._queue or self._raw or self._kept is not None or not int(self.state.step):
             return None
         self._settle()
         self.info = self._apply("info", self.state)
-        kept: list[Any] = jax.tree.leaves(self._kept())
+        kept: list[Any] = jax.tree.leaves(self._kept_state())
         guard, sizes = self.outliers, np.array(sorted(self._sizes), int)
-        return [*kept, self._left, guard.energies, guard.seen, guard.count, np.array(guard.named, int), sizes]
+        counters = [self._left, self._bytes, guard.seen, guard.count]
+        return [*kept, *map(float, counters), guard.energies, np.array(guard.named, int), sizes]
 
     def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
+        if epoch and not self.solver.half_life:
+            self._reread()
         super().restore(arrays, epoch)
-        last = len(jax.tree.leaves(self._kept()))
-        guard = self.outliers
-        self._left, guard.energies = float(arrays[last]), arrays.get(last + 1, np.zeros(0))
+        last, guard = len(jax.tree.leaves(self._kept_state())), self.outliers
+        self._left, self._bytes = float(arrays[last]), int(arrays[last + 1])
         guard.seen, guard.count = int(arrays[last + 2]), int(arrays[last + 3])
-        guard.named = arrays.get(last + 4, np.zeros(0, int)).tolist()
-        self._sizes = set(arrays.get(last + 5, np.zeros(0, int)).tolist())
-        self.opening = None
+        guard.energies = arrays.get(last + 4, np.zeros(0))
+        guard.named = arrays.get(last + 5, np.zeros(0, int)).tolist()
+        self._sizes = set(arrays.get(last + 6, np.zeros(0, int)).tolist())
+        self._kept = None
 
     def snapshot_due(self, steps: int) -> bool:
         moved, self._moved = self._moved, False
@@ -249,25 +253,28 @@ class GameEngine(SteppingEngine):
             return super().snapshot()
         self._settle()
         self.info = self._apply("info", self.state)
-        known = verdict(self.state, 1, solved=self.holds_whole_stream)
-        record = {**super().snapshot(), "heldout": self.sign * known.heldout}
-        # With K = d the players span the whole space and solve for the rows so far: only more rows improve the answer.
-        return record if self.state.plays_all else {**record, "shortfall": known.shortfall}
+        known = self._verdict()
+        return {**super().snapshot(), "heldout": self.sign * known.heldout, "shortfall": known.shortfall}
+
+    def _verdict(self) -> Any:
+        return verdict(on_host(self.state))
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
         self._examine()
         begun = int(self.state.step) > 0 or bool(self._queue)
         check_enough_rows(n_rows if begun else -1, self.fewest_rows, self.problem, self._asked)
-        if self.holds_whole_stream:
-            self.flush()
+        if self.state.exact:
+            # The products of part of a pass are not those of all rows.
             return self._ending(n_rows, source, stop)
         # A last move on the queued rows is for the result alone: the run goes on from before it.
-        before = jax.tree.map(jnp.copy, self.state), list(self._queue), self._left, self._moved
+        before = jax.tree.map(jnp.copy, self.state), list(self._queue), self._left, self._moved, self._bytes
+        kept, self._kept = self._kept, None
         try:
             self.flush()
             return self._ending(n_rows, source, stop)
         finally:
-            self.state, self._queue, self._left, self._moved = before
+            self.state, self._queue, self._left, self._moved, self._bytes = before
+            self._kept = kept
 
     def _ending(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
         self._settle()
@@ -288,25 +295,33 @@ class GameEngine(SteppingEngine):
             )
         if self.problem.noiseless:
             solved = bool(np.max(state.preconditioned_residuals) < SOLVED)
-            message = stop.message if stop else f"stopped after {source}, with a residual of {residuals.max():.2g}"
-            status = stop.status if stop else Status.CONVERGED if solved else Status.NOT_CONVERGED
-            converged = status is not Status.INTERRUPTED and (solved or status is Status.CONVERGED)
-            return Ending(self.sign * lam, V, residuals, converged, status, message, state, n_rows)
-        known = verdict(state, n_rows, solved=self.holds_whole_stream)
-        status = stop.status if stop else Status.CONVERGED if known.converged else Status.NOT_CONVERGED
-        interrupted = status is Status.INTERRUPTED
-        # An interrupted run has not seen the rows that would tell whether it has converged.
-        words = known.words.partition(": ")[2] if interrupted else known.words
-        message = f"{stop.message if stop else f'read {source}'}; {words}"
-        if self.holds_whole_stream and self.problem.orthonormal and self.problem.center:
-            # The mean of all rows is subtracted from each: unbiased variances divide by one row less.
-            lam = lam * (n_rows / (n_rows - 1))
+            words = message = f"stopped after {source}, with a residual of {residuals.max():.2g}"
+        else:
+            known = verdict(state)
+            solved, words = known.converged, known.words
+            message = f"read {source}; {words}"
+        status = stop.status if stop else Status.CONVERGED if solved else Status.NOT_CONVERGED
+        converged = status is not Status.INTERRUPTED and (solved or status is Status.CONVERGED)
+        if stop:
+            # An interrupted run has not seen the rows that would tell whether it has converged.
+            interrupted = status is Status.INTERRUPTED and not self.problem.noiseless
+            message = f"{stop.message}; {words.partition(': ')[2] if interrupted else words}"
         if self.outliers.count:
             self.outliers.warn()
             message += f"; {self.outliers.report()}"
-        converged = not interrupted and (known.converged or status is Status.CONVERGED)
-        heldout = self.sign * known.heldout[order], known.errors[order]
-        return Ending(self.sign * lam, V, residuals, converged, status, message, state, n_rows, *heldout)
+        ending = Ending(self.sign * lam, V, residuals, converged, status, message, state, n_rows)
+        if self.problem.noiseless:
+            return ending
+        if self.problem.orthonormal and self.problem.center:
+            # The mean of all rows is subtracted from each: unbiased variances divide by one row less.
+            n = max(float(state.rows_known), 2.0)
+            ending = ending._replace(eigenvalues=ending.eigenvalues * (n / (n - 1)))
+        return ending._replace(
+            heldout=self.sign * known.heldout[order],
+            heldout_error=known.errors[order],
+            shortfall=known.shortfall,
+            noise_floors=np.asarray(state.floors, np.float64)[order],
+        )
 
 
 def _on_device(batch: Tree) -> bool:

@@ -99,7 +99,7 @@ class Run:
         self.averaged: float | None = None
         self.stop: Stop | None = None
 
-    def begin(self, batch: Tree, repeatable: bool = False, keep_rows: bool = False) -> None:
+    def begin(self, batch: Tree, repeatable: bool = False, keep_rows: bool = False, rereads: bool = False) -> None:
         """Choose the solver and start its engine, for batches like this one."""
         template = self.problem.template(batch)
         check_k(self.k, self.problem.most_components(view_sizes(template)))
@@ -109,12 +109,13 @@ class Run:
             self.solver,
             self.problem,
             view_sizes(template),
+            self.k,
             self.which,
             self.budget,
             self.half_life,
             self.placement.feature_shards(batch),
         )
-        options = self.which, repeatable, self.seed, self.for_estimator, self.placement, self.budget, keep_rows
+        options = self.which, repeatable, self.seed, self.for_estimator, self.placement, self.budget, keep_rows, rereads
         setup = Setup(self.problem, self.solver, self.k, batch, *options)
         self.template = template
         self.engine = start_engine(setup)
@@ -188,7 +189,7 @@ class Run:
     def through(
         self,
         batches: Iterable[Tree] | None,
-        max_epochs: int = 1,
+        max_epochs: int | None = 1,
         *,
         max_steps: int | None = None,
         tol: float | None = None,
@@ -199,12 +200,10 @@ class Run:
         """Read a stream to its end, or until there is a reason to stop, and give the result."""
         with distributed.report_lost_first():
             check_count("max_steps", max_steps, none="for no limit")
-            check_count("max_epochs", max_epochs)
+            check_count("max_epochs", max_epochs, none="for as many as needed")
             stream = Epochs(self.problem, batches, max_steps, SNAPSHOT_EVERY)
             callbacks = tuple(callbacks)
-            # A tolerance and callbacks need results before the stream ends.
-            keep_rows = tol is None and not callbacks
-            self.begin(self.problem.accept(stream.head()), stream.repeatable, keep_rows)
+            self.begin(self.problem.accept(stream.head()), stream.repeatable, True, stream.rereads)
             if self.engine.sums_rows:
                 self.engine.rows_stay = stream.in_large_batches(self.engine.block_rows)
                 if self.engine.share is not None:
@@ -222,11 +221,16 @@ class Run:
             shown = verbose and distributed.is_first()
             try:
                 with (
-                    Bar(shown, stream.length(max_epochs, max_steps)) as bar,
+                    Bar(shown, stream.length(max_epochs or 1, max_steps)) as bar,
                     Interrupts(distributed.count() == 1) as interrupts,
                 ):
                     while self._read_epoch(stream, interrupts, bar, rules):
-                        if not self.engine.next_pass(self.epoch, max_epochs):
+                        more = self.engine.next_pass(self.epoch, max_epochs)
+                        if not self.engine.sums_rows and self.engine.snapshot_due(self.steps):
+                            record = self.snapshot()
+                            rules.checkpointer.write(record)
+                            self._apply_stop_rules(record, rules)
+                        if not more or self.stop is not None:
                             break
                         self.epoch, self.taken = self.epoch + 1, 0
                 if interrupts.asked and self.stop is None:
@@ -236,17 +240,12 @@ class Run:
                     warnings.warn(self.stop.message, stacklevel=3)
             finally:
                 checkpointer.close()
-            if self.engine.holds_whole_stream:
-                self.engine.flush()
-                self.snapshot()
-            result = self.result(tol)
-            self.engine.free_rows()
-            return result
+            return self.result(tol)
 
-    def _check_stepping(self, stream: Epochs, max_epochs: int, tol: float | None) -> None:
+    def _check_stepping(self, stream: Epochs, max_epochs: int | None, tol: float | None) -> None:
         if tol is not None and not self.engine.criterion:
             raise ValueError(f"tol: {type(self.solver).__name__} has no residual; give max_epochs or max_steps")
-        if max_epochs > 1 and not stream.repeatable:
+        if (max_epochs or 1) > 1 and not stream.repeatable:
             raise ValueError(f"max_epochs={max_epochs} but batches can be read once only: give a list or a re-iterable")
         if self.placement.shares_rows:
             stream.shared(self.placement.share)

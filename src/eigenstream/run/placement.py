@@ -237,7 +237,7 @@ def _padded_like(tree: Tree, like: Tree) -> Tree:
         if not _is_placed(old):
             return new
         array = jax.lax.with_sharding_constraint(_padded(new, old.sharding), old.sharding)
-        return Placed(array, old.shape, old.sharding)
+        return Placed(array, new.shape, old.sharding)
 
     return jax.tree.map(pad, like, tree, is_leaf=_is_placed)
 

@@ -61,6 +61,10 @@ class Result:
     #: errors.
     heldout: np.ndarray | None = field(default=None, repr=False)
     heldout_error: np.ndarray | None = field(default=None, repr=False)
+    #: Of the game: by how much the sum of the eigenvalues is estimated to fall short of its limit, relative to it, and
+    #: the part of each pair's preconditioned residual that sampling noise alone would cause.
+    shortfall: float | None = None
+    noise_floors: np.ndarray | None = field(default=None, repr=False)
     status: Status = Status.SOLVED
 
     @property

@@ -69,6 +69,7 @@ class SteppingEngine(Engine):
         self.info: Any = None
         self.criterion = "residual" if solver.has_residual else ""
         self.fewest_rows = solver.fewest_rows(problem)
+        self._repeatable = setup.repeatable
         self.outliers = Outliers(getattr(solver, "outlier", None) or np.inf)
         #: Examines dense rows on an accelerator; None if the host does.
         self.intake: Intake | None = None
@@ -190,9 +191,9 @@ class SteppingEngine(Engine):
         worst = float(np.max(np.asarray(self.info.residuals)))
         return {"eigenvalues": self.sign * np.asarray(self.info.eigenvalues), "residual": worst}
 
-    def next_pass(self, epoch: int, max_epochs: int) -> bool:
+    def next_pass(self, epoch: int, max_epochs: int | None) -> bool:
         self._before = None
-        return epoch + 1 < max_epochs and not self.problem.noiseless
+        return epoch + 1 < (max_epochs or 1) and not self.problem.noiseless
 
     def _summary(self) -> Summary | None:
         """The summary of the rows of all processes, less the pilot."""
@@ -200,14 +201,14 @@ class SteppingEngine(Engine):
             return None
         return Summary.of(reduce(Moments.merged, distributed.gather_all(self.sums)), self.template)
 
-    def _kept(self) -> Any:
+    def _kept_state(self) -> Any:
         return for_checkpoint(self.state), on_host(self.info), self.pilot, self._summary()
 
     def saveable(self) -> list[Any] | None:
         if self.info is None:
             return None
         self._settle()
-        return jax.tree.leaves(self._kept())
+        return jax.tree.leaves(self._kept_state())
 
     def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
         blank = Info(jnp.zeros(self._k), jnp.zeros(self._k))

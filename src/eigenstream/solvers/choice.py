@@ -30,6 +30,7 @@ def chosen(
     solver: Any,
     problem: Problem,
     sizes: list[int],
+    k: int | None,
     which: str,
     budget: float | None,
     half_life: float | None,
@@ -37,7 +38,7 @@ def chosen(
 ) -> tuple[Any, str]:
     """The solver for views of these dimensions, and the reason for it in words; ``shards``: devices share the sums."""
     reason = "as given"
-    if isinstance(solver, str) and solver == "auto":
+    if solver == "auto":
         solver, reason = _automatic(problem, sum(sizes), which, budget, shards)
     if isinstance(solver, str):
         if solver not in SOLVERS:
@@ -49,7 +50,32 @@ def chosen(
                 f"half_life: {type(solver).__name__} weighs all rows the same; take solver='game' or 'exact'"
             )
         solver = replace(solver, half_life=half_life)
+    if type(solver) is Game and solver.rank is None and problem.has_rows:
+        return _within_budget(solver, problem, sizes, k, which, budget, shards, reason)
     return solver, reason
+
+
+def _within_budget(
+    game: Game,
+    problem: Problem,
+    sizes: list[int],
+    k: int | None,
+    which: str,
+    budget: float | None,
+    shards: int,
+    reason: str,
+) -> tuple[Any, str]:
+    """A game of the rank that the budget has room for, or exact sums where these fit."""
+    d = sum(sizes)
+    if game.outlier is None:
+        name, why = _automatic(problem, d, which, budget, shards)
+        if name == "exact":
+            return Exact(half_life=game.half_life), f"{why}, where a game gains nothing"
+        reason = f"{reason}: {why}" if reason == "as given" else reason
+    room = (free_bytes() / 2 if budget is None else budget) * shards
+    blocks = sizes if len(problem.blocks(tuple(sizes))) == len(sizes) > 1 else [d]
+    rank = game.rank_within(room, d, blocks, k or problem.most_components(sizes))
+    return replace(game, rank=rank), reason if problem.diagonal_only else f"{reason}; sketches of rank {rank}"
 
 
 def _automatic(problem: Problem, d: int, which: str, budget: float | None, shards: int) -> tuple[str, str]:

@@ -18,6 +18,9 @@ from eigenstream.problems.matrices import Matvec, check_operands, matrices, to_j
 from eigenstream.solvers.direct import EighInfo, solve_on_host
 from eigenstream.solvers.game import Game, GameState
 
+#: Dimensions up to this many times the number of players are decomposed.
+FEW = 8
+
 __all__ = ["EighInfo", "eigh"]
 
 
@@ -93,7 +96,7 @@ def _in_jax(
     A, B = to_jax(A), to_jax(B)
     dtype = A.dtype if not isinstance(A, Matvec) or B is None else B.dtype
     solver = Game(extra=max(8, k // 4))
-    whole = which == "magnitude" or solver.players(d, k) == d
+    whole = which == "magnitude" or d <= FEW * solver.players(d, k)
     is_dense = isinstance(A, jax.Array) and (B is None or isinstance(B, jax.Array))
     if is_dense or whole:
         identity = jnp.eye(d, dtype=dtype)

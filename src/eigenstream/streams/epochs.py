@@ -44,6 +44,11 @@ class Epochs:
         self._opened = _Chained(heads, self._opened)
         return heads[0]
 
+    @property
+    def rereads(self) -> bool:
+        """Whether the rows can be read again from memory or files, so that nobody needs to keep them."""
+        return isinstance(self.source, list | tuple | Batches)
+
     def in_large_batches(self, rows: int) -> bool:
         """Read batches of this many rows in file order, if the source can; for solvers that only sum rows."""
         if isinstance(self.source, Batches):

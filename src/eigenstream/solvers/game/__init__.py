@@ -1,23 +1,23 @@
 """The accelerated game: the paper's players with tracked products and a preconditioner, and nothing left to tune.
 
-Each player has a vector ``v``, running estimates of ``A v`` and ``B v``, the direction ``e`` it came from and a search
-direction ``w``: the paper's direction, preconditioned. Rows are multiplied with all of these held fixed; then the
-players move to the best vectors in the common span. ``docs/accelerated.md`` derives each line.
+Each player has a vector ``v``, running estimates of ``A v`` and ``B v`` and a search direction ``w``: the paper's
+direction, preconditioned. Rows are multiplied with all of these held fixed; then the players move to the best vectors
+in the common span. ``docs/accelerated.md`` derives each line.
 
-    S = [V, E, W]
-    M ← M + (N + R)⁻¹N (A_t S - M)                 correct the tracked products by the new rows; B alike
+    S = [V, W]
+    M ← M + (N + R)⁻¹N (A_t V - M)                 correct the tracked products by the new rows; B alike
     V ← argmax over c S of  c (S MAᵀ) cᵀ - doubt   subject to   c (S MBᵀ + κ N) cᵀ = 1
     W ← P⁻¹ (rewards - penalties of V)
 
 ``N`` is the noise in ``M`` and ``R = S B Sᵀ / rows`` that of the new rows, in units of ``κ``, the noise of one row.
 After ``T`` rows the players wait for about ``√(κ T)`` more: with fewer they follow noise, with more they waste rows.
+A pass over rows that were read before has no noise: `Game.reread` prepares the state, and each move takes a pass.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -31,44 +31,41 @@ from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.solvers.game.filter import scores
 from eigenstream.solvers.game.move import move_players
-from eigenstream.solvers.game.preconditioner import Diagonal, Sketch
+from eigenstream.solvers.game.preconditioner import Diagonal, Sketch, Whole, queued
 from eigenstream.solvers.game.state import GameState, Gathered
 from eigenstream.solvers.game.verdict import HeldOut
 from eigenstream.solvers.schedules import check_half_life, memory_rows
 from eigenstream.solvers.stochastic import Info, residuals
 
-#: A sketch is updated at each of the first EARLY moves, then whenever the rows have grown by the factor GROWTH.
-EARLY, GROWTH = 6, 1.35
-#: Without ``rank``, blocks of at most WHOLE dimensions are sketched whole and larger ones with RANK directions.
-WHOLE, RANK = 1024, 384
-#: Every dimension gets a player (K = d) where d is at most this many times the number of players otherwise.
-ALL = 8
+#: The rank of a sketch that is neither given nor bounded by a memory budget, and the most by default.
+RANK, MOST_RANK = 384, 1024
+#: Extra players by default: half of the components, within these limits.
+FEWEST, MOST = 20, 100
 #: Gains of the last moves that are kept.
-GAINS = 16
+GAINS = 8
+#: Vectors as long as a player that each player has in a stream.
+LONG = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Game:
-    """The accelerated game: one pass over the rows, no learning rate.
+    """The accelerated game: no learning rate, and no setting that has a unit.
 
-    Memory is ``O(d (k + extra + rank))``. No setting has a unit: scaling the data does not change the result.
+    Scaling the columns, each by its own factor, does not change the result. Memory is ``O(d (k + extra + rank))``.
 
     Parameters
     ----------
-    extra : int
-        Players beyond the ``k`` asked for; they speed up convergence.
+    extra : int, optional
+        Players beyond the ``k`` asked for; they speed up convergence. Default: half of ``k``, from 20 to 100.
     rank : int, optional
-        Rank of the sketch of each diagonal block of ``B``, the preconditioner. Default: 384, or the whole block where
-        it has at most 1,024 dimensions.
+        Rank of the sketch of each diagonal block of ``B``, the preconditioner; of blocks of at most this dimension the
+        second moments are kept whole. Default: what ``memory_budget`` has room for. If it has room for exact sums,
+        these are solved in the place of a game.
     half_life : float, optional
         Rows after which the weight of a row has halved. None: all rows weigh the same.
     outlier : float, optional
         Scale rows down to this many times the mean squared norm, and report them. Default: rows are taken as they are,
         as by every solver.
-    opening : float
-        Memory for the first rows, as a multiple of that of the state; on a GPU at least ``memory_budget``, or half of
-        what is free, if no results are wanted before the stream ends. The game opens with several moves on them; a
-        stream that fits is solved whole. 0: every row is used once.
 
     Examples
     --------
@@ -76,79 +73,111 @@ class Game:
     >>> X = np.random.default_rng(0).normal(size=(6000, 200)) / np.arange(1, 201) ** 0.5
     >>> batches = np.split(X, 60)
     >>> exact = es.solve(es.problems.pca(), batches, k=2, solver="exact")
-    >>> game = es.solve(es.problems.pca(), batches, k=2, solver="game")
+    >>> game = es.solve(es.problems.pca(), batches, k=2, solver=es.solvers.Game(rank=50))
     >>> es.metrics.subspace_error(game.V, exact.V) < 1e-2
     True
     """
 
-    extra: int = 20
+    extra: int | None = None
     rank: int | None = None
     half_life: float | None = None
     outlier: float | None = None
-    opening: float = 2.0
     whole_spectrum: ClassVar[bool] = False
     has_residual: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_count("extra", self.extra, least=0)
+        check_count("extra", self.extra, least=0, none="for the default")
         check_count("rank", self.rank, none="for the default")
         check_half_life(self.half_life)
         if self.outlier is not None and not self.outlier > 1:
             raise ValueError(f"outlier={self.outlier!r}: give a multiple over 1 of the mean squared norm, or None")
-        if not self.opening >= 0:
-            raise ValueError(f"opening={self.opening!r}: give a number of at least 0")
 
     def fewest_rows(self, problem: Problem) -> int:
         """The smallest batch a step can use."""
         return problem.for_game().fewest_rows(_in_parts(problem))
 
     def players(self, d: int, k: int) -> int:
-        """The number of players; ``d`` where products with all dimensions cost little more than three blocks."""
-        K = min(k + self.extra, d)
-        return d if d <= ALL * K else K
+        """The number of players."""
+        extra = min(max(k // 2, FEWEST), MOST) if self.extra is None else self.extra
+        return min(k + extra, d)
+
+    def rank_within(self, budget: float, d: int, blocks: list[int], k: int) -> int:
+        """The largest rank whose state takes at most ``budget`` bytes; ``blocks``: dimensions of ``B``'s blocks."""
+
+        def state(rank: int) -> float:
+            sketches = sum(b * min(b, rank + queued(rank)) for b in blocks)
+            return 4.0 * (LONG * self.players(d, k) * d + sketches)
+
+        low, high = 1, max(blocks)
+        if state(high) <= budget:
+            return high
+        # Updates of a larger sketch would take longer than the products with the rows.
+        high = min(high, MOST_RANK)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if state(middle) <= budget else (low, middle - 1)
+        return low
 
     def init(self, problem: Problem, batch: Tree, k: int, key: jax.Array) -> GameState:
         """The state before the first step; ``batch`` gives shapes only."""
         template = problem.template(batch)
         d = players.size(template)
         K = self.players(d, k)
-        problem = problem.for_game(averaged=d == K)
-        # With K = d start from unit vectors: mixing columns of unequal units would cost digits.
-        V = players.normal(key, K, template) if d > K else players.units(template)
+        problem = problem.for_game()
+        V = players.normal(key, K, template)
         dtype = jax.tree.leaves(V)[0].dtype
         zero, count = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
-        # With K = d there are no directions E and W outside the span.
-        tracked, total = (2 * K, 3 * K) if d > K else (K, K)
 
         def products(count: int) -> tuple[Tree, Tree]:
             return players.blank(count, template), None if problem.diagonal_only else players.blank(count, template)
 
-        return GameState(
-            players.stack(V, players.blank(total - K, template)),
-            *products(tracked),
-            N=jnp.zeros((tracked, tracked), dtype),
-            gathered=Gathered(zero, *products(total)),
+        state = GameState(
+            players.stack(V, players.blank(K, template)),
+            *products(K),
+            N=jnp.zeros((K, K), dtype),
+            gathered=Gathered(zero, *products(2 * K)),
             metric=self._start_metric(problem, batch),
             memory=problem.start(batch),
             lam=jnp.zeros(K, dtype),
             size=zero,
             kappa=zero,
             noise=jnp.zeros(K, dtype),
+            own=zero,
             preconditioned_residuals=jnp.ones(k, dtype),
             floors=jnp.zeros(k, dtype),
             rows_known=zero,
-            rows_since_sketch=zero,
             rows_to_next_move=jnp.full((), 2 * K, dtype),
+            fit=zero,
             heldout=HeldOut.empty(k, dtype),
-            first_pass=jnp.array(True),
             gains=jnp.full(GAINS, jnp.nan, dtype),
             step=count,
             moves=count,
             rank=count,
             refused=count,
-            restarts=count,
             failed=jnp.array(False),
         )
+        return self.reread(problem, state) if problem.noiseless else state
+
+    def reread(self, problem: Problem, state: GameState) -> GameState:
+        """Prepare for passes over rows that were read before: nothing new is observed, and each move takes a pass."""
+        if state.exact:
+            return state
+        K = len(state.lam)
+        V, W = players.take(state.S, 0, K), players.take(state.S, K, 2 * K)
+        zeros = players.zeros_in_place
+        A, B = (None if M is None else zeros(players.stack(M, V), state.step) for M in state.gathered[1:])
+        gathered = Gathered(0 * state.size, A, B)
+        S = players.stack(V, zeros(W, state.step), W)
+        return state._replace(S=S, gathered=gathered)
+
+    def reopen(self, problem: Problem, state: GameState) -> GameState:
+        """Prepare for new rows after such passes."""
+        K = len(state.lam)
+        S = players.stack(players.take(state.S, 0, K), players.take(state.S, 2 * K, 3 * K))
+        A, B = (players.zeros_in_place(players.take(M, 0, 2 * K), state.step) for M in state.gathered[1:])
+        # The products are those of all rows: their noise is that of the mean of so many.
+        N = jnp.eye(K, dtype=state.N.dtype) / jnp.maximum(state.rows_known, 1)
+        return state._replace(S=S, gathered=Gathered(0 * state.size, A, B), N=N)
 
     def _start_metric(self, problem: Problem, batch: Tree) -> Any:
         template = problem.template(batch)
@@ -158,22 +187,19 @@ class Game:
         if problem.diagonal_only:
             ones = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), template)
             return Diagonal(ones, zero, zero if problem.orthonormal else zero + 1)
-        blocks = problem.blocks(template)
-        return tuple(Sketch.empty(block, self._rank(players.size(block)), problem.ridge) for block in blocks)
-
-    def _rank(self, d: int) -> int:
-        return min(self.rank or (RANK if d > WHOLE else d), d)
+        rank = self.rank or RANK
+        return tuple(
+            Whole.empty(block, problem.ridge)
+            if players.size(block) <= rank
+            else Sketch.empty(block, rank, problem.ridge)
+            for block in problem.blocks(template)
+        )
 
     def step(self, problem: Problem, state: GameState, batch: Tree) -> tuple[GameState, Info]:
         """Multiply one batch; move once enough rows are gathered."""
-
-        def moved(state: GameState) -> GameState:
-            updated = partial(self.update_sketch, problem)
-            return self.move(problem, jax.lax.cond(self.sketch_is_due(state), updated, lambda s: s, state))
-
         state = self.gather(problem, state, batch)
         ready = problem.noiseless | (state.gathered.rows >= state.rows_to_next_move)
-        state = jax.lax.cond(ready, moved, lambda s: s, state)
+        state = jax.lax.cond(ready, lambda s: self.move(problem, s), lambda s: s, state)
         return state, self.info(problem, state)
 
     def info(self, problem: Problem, state: GameState) -> Info:
@@ -187,44 +213,34 @@ class Game:
         V, AV = (players.take(M, 0, state.k) for M in (state.S, state.MA))
         return V, AV, state.metric.exact(V) if state.MB is None else players.take(state.MB, 0, state.k)
 
-    def observe(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
-        """Update the means with a batch and queue its rows for the sketches."""
-        problem, b = problem.for_game(state.plays_all), views.n_rows(batch)
+    def gather(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
+        """Add the products of a batch; in a first pass learn its means, score the players on it and queue its rows."""
+        new_step = state.step + 1
+        if problem.noiseless:
+            return state._replace(gathered=self._products(problem, state, None), step=new_step)
+        if state.exact:
+            # Sampling noise, which hides the rounding of short products, is gone.
+            with jax.default_matmul_precision("highest"):
+                new = self._products(problem, state, batch)
+            return state._replace(gathered=players.add(state.gathered, new), step=new_step)
+        state = self._observe(problem.for_game(), state, batch)
+        new = self._products(problem, state, batch)
+        heldout = state.heldout.add(*scores(state, new))
+        return state._replace(gathered=players.add(state.gathered, new), heldout=heldout, step=new_step)
+
+    def _observe(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
+        b, horizon = views.n_rows(batch), memory_rows(self.half_life)
         memory = problem.observe(self._faded(state.memory), batch)
         if problem.diagonal_only:
-            metric: Any = state.metric.observe(problem.diagonal(memory, batch), b, memory_rows(self.half_life))
+            metric: Any = state.metric.observe(problem.diagonal(memory, batch), b, horizon)
         else:
             blocks = problem.metric_rows(memory, batch)
-            metric = tuple(sketch.keep(x) for sketch, x in zip(state.metric, blocks, strict=True))
-        return state._replace(memory=memory, metric=metric, step=state.step + 1)
-
-    def multiply(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
-        """Add the products of observed rows with the players, which do not move."""
-        return state._replace(gathered=players.add(state.gathered, self._products(problem, state, batch)))
-
-    def multiply_exactly(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
-        """`multiply` for rows that are kept: without sampling noise, the rounding of short products would show."""
-        with jax.default_matmul_precision("highest"):
-            return self.multiply(problem, state, batch)
-
-    def gather(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
-        """Observe a batch and multiply it; score the players on its rows if this is their first pass."""
-        if problem.noiseless:
-            return state._replace(gathered=self._products(problem, state, None), step=state.step + 1)
-        state = self.observe(problem, state, batch)
-        new = self._products(problem, state, batch)
-        scored = state.heldout.add(*scores(state, new))
-        heldout = jax.tree.map(lambda new, old: jnp.where(state.first_pass, new, old), scored, state.heldout)
-        return state._replace(gathered=players.add(state.gathered, new), heldout=heldout)
-
-    def validate(self, problem: Problem, state: GameState, batch: Tree) -> jax.Array:
-        """``⟨v, A v⟩`` and ``⟨v, B v⟩`` of the leading players, summed over the rows of a batch."""
-        leading = state._replace(S=players.take(state.S, 0, state.k))
-        return jnp.stack(scores(leading, self._products(problem, leading, batch)))
+            metric = tuple(each.observe(x, horizon) for each, x in zip(state.metric, blocks, strict=True))
+        return state._replace(memory=memory, metric=metric)
 
     def _products(self, problem: Problem, state: GameState, batch: Tree) -> Gathered:
         """Sums of products over the rows of a batch; given matrices count as one row."""
-        problem = problem.for_game(state.plays_all)
+        problem = problem.for_game()
         b = jnp.ones_like(state.rows_to_next_move) * (1 if problem.noiseless else views.n_rows(batch))
         # Sampling noise exceeds the rounding of any precision; given matrices have none.
         with jax.default_matmul_precision("highest") if problem.noiseless else nullcontext():
@@ -243,25 +259,16 @@ class Game:
         total = memory.counts.sum()
         return memory._replace(counts=memory.counts * jnp.minimum(1, limit / jnp.maximum(total, 1)))
 
-    def sketch_is_due(self, state: GameState) -> jax.Array:
-        """Whether the sketches are due to be updated with their queued rows."""
-        if isinstance(state.metric, Diagonal):
-            return jnp.array(False)
-        since, first = state.rows_since_sketch + state.gathered.rows, state.metric[0]
-        return (first.waiting > 0) & (
-            (first.updates < EARLY) | (since >= (GROWTH - 1) * (state.rows_known - state.rows_since_sketch))
-        )
-
-    def update_sketch(self, problem: Problem, state: GameState) -> GameState:
-        """Update the sketches with their queued rows."""
-        if isinstance(state.metric, Diagonal):
-            return state
-        metric = tuple(sketch.update(memory_rows(self.half_life)) for sketch in state.metric)
-        return state._replace(metric=metric, rows_since_sketch=-state.gathered.rows)
-
-    def move(self, problem: Problem, state: GameState, whole: Any = False) -> GameState:
-        """Move all players once; ``whole``: the rows gathered are all there are."""
-        return move_players(problem, state, self.half_life, whole)
+    def move(self, problem: Problem, state: GameState) -> GameState:
+        """Move all players once, then update the sketches that are due."""
+        state = move_players(problem, state, self.half_life)
+        if not isinstance(state.metric, Diagonal) and not state.exact:
+            update = [
+                jax.lax.cond(each.is_due(), Sketch.update, lambda s: s, each) if isinstance(each, Sketch) else each
+                for each in state.metric
+            ]
+            state = state._replace(metric=tuple(update))
+        return state
 
     def order(self, state: GameState) -> np.ndarray:
         """The leading players in descending order of eigenvalue: noise may have swapped neighbours."""
@@ -270,7 +277,7 @@ class Game:
     def eigenpairs(self, problem: Problem, state: GameState) -> tuple[np.ndarray, Tree]:
         """Eigenvalues and the leading players, with ``⟨v, B v⟩ = 1`` and deterministic signs.
 
-        The eigenvalues are ``⟨v, A v⟩ / (⟨v, B v⟩ + κ N)``: without ``κ N`` they would be too large by about that.
+        They are ``⟨v, A v⟩ / (⟨v, B v⟩ + κ N)`` with the players' own ``κ``: without it they would be too large.
         """
         V, _, BV = self._leading(state)
         V, BV = (jax.tree.map(np.asarray, M) for M in (V, BV))

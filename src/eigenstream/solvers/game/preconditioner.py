@@ -1,8 +1,7 @@
-"""The preconditioner ``P ≈ B`` of the game: the diagonal of ``B`` if ``B`` is diagonal, or a low-rank sketch.
+"""The preconditioner ``P ≈ B`` of the game, one for each diagonal block of ``B``.
 
-Both give ``P V`` and ``P⁻¹ G``. A sketch also measures ``κ``, the noise of one row. A row ``x`` changes ``B v`` by
-``h = ⟨x, P⁻¹ x⟩`` in the norm of ``P⁻¹``, and ``κ = E[h²] / E[h]``: the effective dimension if all rows have the same
-leverage, more if a few have most of it.
+`Diagonal` is ``B`` itself, `Whole` the second moments of all rows so far, and `Sketch` their leading directions where
+the second moments take too much memory. The last two work on columns of unit variance, so units do not matter.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from eigenstream.core import players, views
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 
-#: The floor δ is the smallest that keeps ``E[h²] / E[h]²`` within this factor of its minimum.
-CALM = 1.5
-#: The floor falls at most to this share of itself in one update; it may rise by any factor.
-FALL = 0.35
-#: Weight of the newest block of rows in running means, after the first few.
-FRESH = 0.5
-#: The least floor relative to the mean eigenvalue: float32 resolves no less.
-LEAST = 1e-6
-#: Rows queued for an update: BUFFER, or half the rank; of a sketch of full rank, WELL times the dimension.
-BUFFER, WELL = 256, 2
-#: An update adds at most rank / NEW new directions: the leading ones of its rows.
-NEW = 4
-#: The variance outside the sketch is spread over at most rank / OUTSIDE dimensions.
+#: A sketch is updated whenever the rows have grown by this factor.
+GROWTH = 1.35
+#: Rows queued for an update are rank / NEW, at least QUEUE; each may add a direction.
+NEW, QUEUE = 4, 256
+#: Directions outside a sketch of rank r count as at most r / OUTSIDE while the products are noisy.
 OUTSIDE = 2
-#: The number of floors tried, from the least stable one to the mean eigenvalue.
-TRIED = 25
+#: ``Whole`` adds ``SHRINK (d / rows)²`` to the diagonal of correlations: few rows say little about small eigenvalues.
+SHRINK = 0.25
+#: A column of larger kurtosis, which few rows touch, counts as larger, or one such row could decide a move.
+CALM = 10.0
+#: Rows of a block from which the variances of the columns are measured, at most.
+MEASURED = 512
+#: A row of a sample keeps at least this share of what it is not part of.
+CLEAR = 0.05
+#: The least variance of a standardised direction: float32 resolves no less.
+LEAST = 1e-6
 
 
 class Diagonal(NamedTuple):
@@ -47,245 +46,236 @@ class Diagonal(NamedTuple):
         """``B V`` by the current estimate of ``B``."""
         return jax.tree.map(lambda v, p: v * p, V, self.values)
 
-    def apply(self, V: Tree) -> Tree:
-        return jax.tree.map(lambda v, p: v * (p + self._unseen()), V, self.values)
-
-    def solve(self, G: Tree) -> Tree:
-        return jax.tree.map(lambda g, p: g / (p + self._unseen()), G, self.values)
-
-    def _unseen(self) -> jax.Array:
-        """The mean of half a row, added to every coordinate: no row may have touched some of them yet."""
+    def solver(self, exactly: bool) -> Any:
+        # The mean of half a row is added to every coordinate: no row may have touched some of them yet.
         d = players.size(self.values)
         mean = sum(p.sum() for p in jax.tree.leaves(self.values)) / d
-        return self.estimated * mean * d / (2 * jnp.maximum(self.rows, 1))
+        unseen = self.estimated * mean * d / (2 * jnp.maximum(self.rows, 1))
+        return lambda G: jax.tree.map(lambda g, p: g / (p + unseen), G, self.values)
 
     def observe(self, values: Tree, count: Any, horizon: float) -> Diagonal:
         """Update the running mean of the diagonal, over at most ``horizon`` rows, by ``count`` new rows."""
         total = jnp.minimum(self.rows, horizon) + count
-        values = jax.tree.map(lambda p, q: p + count / total * (q - p), self.values, values)
-        return self._replace(values=values, rows=total)
+        return self._replace(values=_towards(self.values, values, count / total), rows=total)
+
+
+class Whole(NamedTuple):
+    """``P``: the second moments of one block of ``B``, shrunk towards their diagonal while rows are few."""
+
+    moments: jax.Array
+    kurtosis: jax.Array
+    rows: jax.Array
+    #: The problem's ridge, relative to the mean eigenvalue of ``B``.
+    ridge: jax.Array
+    #: The last rows.
+    queue: Tree
+    waiting: jax.Array
+
+    @classmethod
+    def empty(cls, template: Tree, ridge: float) -> Whole:
+        d, dtype = players.size(template), jax.tree.leaves(template)[0].dtype
+        zero, queue = jnp.zeros((), dtype), players.blank(QUEUE, template)
+        return cls(jnp.zeros((d, d), dtype), jnp.zeros(d, dtype), zero, jnp.asarray(ridge, dtype), queue, zero)
+
+    def observe(self, x: Tree, horizon: float) -> Whole:
+        x = views.dense(x)
+        X = players.flat(x).astype(self.moments.dtype)
+        total = jnp.minimum(self.rows, horizon) + len(X)
+        with jax.default_matmul_precision("highest"):
+            new = X.T @ X / len(X)
+        moments = _towards(self.moments, new, len(X) / total)
+        kurtosis = _towards(self.kurtosis, _kurtosis(X, jnp.diag(moments)), len(X) / total)
+        queue, waiting = _queued(self.queue, self.waiting, x)
+        return self._replace(moments=moments, kurtosis=kurtosis, rows=total, queue=queue, waiting=waiting)
+
+    def leverages(self, solve: Any) -> jax.Array:
+        """``⟨x, P⁻¹ x⟩`` of the queued rows, without their own part in ``P`` (Sherman and Morrison)."""
+        own = players.dot(self.queue, solve(self.queue))
+        return own / jnp.maximum(1 - own / jnp.maximum(self.rows, 1), CLEAR)
+
+    def solver(self, exactly: bool) -> Any:
+        d, variances = len(self.moments), jnp.diag(self.moments)
+        more = self.ridge * variances.sum() / d + jnp.zeros(d, variances.dtype)
+        if not exactly:
+            share = _calm(self.kurtosis) - 1 + SHRINK * (d / jnp.maximum(self.rows, 1)) ** 2
+            more = more + share * variances
+        scale = 1 / _deviations(variances + more)
+        C = scale[:, None] * (self.moments + jnp.diag(more)) * scale
+        L = jnp.linalg.cholesky(C + LEAST * jnp.eye(d, dtype=scale.dtype))
+
+        def solve(G: Tree) -> Tree:
+            flat = jax.scipy.linalg.cho_solve((L, True), (players.flat(G) * scale).T).T * scale
+            return players.from_matrix(flat.T, jax.tree.map(lambda g: g[0], G))
+
+        return solve
 
 
 class Sketch(NamedTuple):
-    """``P = Uᵀ diag(s - δ) U + δ I`` of one diagonal block of ``B``, from an incremental SVD of its rows.
+    """``P = D (Uᵀ diag(s - δ) U + δ I) D``: the leading directions of standardised rows, by an incremental SVD."""
 
-    The variances ``s`` along ``U`` are measured on rows before the SVD includes them, so fitting does not bias them.
-    ``δ`` is the least value that is stable and keeps the leverages of such rows of about one size.
-    """
-
-    #: Orthonormal rows ``(r, ...)``; zeros if the rows span fewer directions.
+    #: Orthonormal rows ``(r, ...)``, zeros if the rows span fewer directions, and the variances along them.
     U: Tree
-    #: Variances along ``U`` of the rows in the SVD.
-    seen: jax.Array
-    #: Variances along ``U`` of rows before the SVD included them.
-    held: jax.Array
-    #: Mean squared norm of such rows outside ``U``, and in all.
+    s: jax.Array
+    #: Mean squared norm outside ``U`` of standardised rows before ``U`` learned from them.
     outside: jax.Array
-    energy: jax.Array
-    floor: jax.Array
-    kappa: jax.Array
-    #: Mean squares of the coordinates, shaped like one row.
+    #: Mean squares of the columns, shaped like one row, and the rows behind them.
     squares: Tree
+    kurtosis: Tree
     rows: jax.Array
-    updates: jax.Array
-    #: The problem's ridge, relative to the mean eigenvalue of ``B``.
+    #: The rows at the last update.
+    sketched: jax.Array
     ridge: jax.Array
-    #: Rows queued for the next update; the newest replace the last ones if the buffer is full. A sketch of full rank
-    #: also sums second moments.
-    buffer: Tree
-    moments: Any
+    #: Rows queued for the next update; the newest replace the last ones if the queue is full.
+    queue: Tree
     waiting: jax.Array
 
     @classmethod
     def empty(cls, template: Tree, r: int, ridge: float) -> Sketch:
-        dtype, d = jax.tree.leaves(template)[0].dtype, players.size(template)
+        dtype = jax.tree.leaves(template)[0].dtype
         zero = jnp.zeros((), dtype)
-        spectrum = jnp.zeros(r, dtype)
-        # Before the first rows P is the identity.
-        one = jnp.ones((), dtype)
-        # A sketch of full rank starts from unit vectors.
-        U = players.blank(r, template) if r < d else players.units(template)
-        buffer = players.blank(max(r // 2, BUFFER) if r < d else BUFFER, template)
-        moments = None if r < d else jnp.zeros((d, d), dtype)
         squares = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), template)
-        return cls(U, spectrum, spectrum, zero, one, one, one, squares, zero, zero, ridge * one, buffer, moments, zero)
+        U, queue = players.blank(r, template), players.blank(queued(r), template)
+        kurtosis = jax.tree.map(jnp.copy, squares)
+        return cls(U, jnp.zeros(r, dtype), zero, squares, kurtosis, zero, zero, jnp.asarray(ridge, dtype), queue, zero)
 
-    @property
-    def added(self) -> jax.Array:
-        """The ridge in the units of the data."""
-        return self.ridge * self.energy / players.size(players.take(self.U, 0, 1))
+    def _scale(self) -> tuple[Tree, jax.Array]:
+        """``D⁻¹``, and the share of the ridge in a column of unit variance."""
+        d = players.size(self.squares)
+        added = self.ridge * sum(q.sum() for q in jax.tree.leaves(self.squares)) / d
+        scale = jax.tree.map(lambda q, k: 1 / _deviations(q * _calm(k) + added), self.squares, self.kurtosis)
+        return scale, sum((added * s**2).sum() for s in jax.tree.leaves(scale)) / d
 
-    @property
-    def variances(self) -> jax.Array:
-        return jnp.maximum(_smoothed(self.held), self.floor)
+    def solver(self, exactly: bool) -> Any:
+        d, r = players.size(self.squares), len(self.s)
+        counted = d - r if exactly else min(d - r, max(r // OUTSIDE, 1))
+        scale, ridge = self._scale()
+        # Before the first update P is the diagonal.
+        floor = jnp.where(self.sketched > 0, jnp.maximum(self.outside / counted, LEAST), 1)
+        inside, floor = jnp.maximum(self.s, floor) + ridge, floor + ridge
 
-    def rounding(self, V: Tree) -> jax.Array:
-        """The rounding error of ``⟨v, B v⟩``."""
-        d, eps = players.size(players.take(self.U, 0, 1)), jnp.finfo(self.seen.dtype).eps
-        return d**0.5 * eps * players.dot(V, jax.tree.map(lambda v, s: v * s, V, self.squares))
+        def solve(G: Tree) -> Tree:
+            G = jax.tree.map(jnp.multiply, G, scale)
+            along = players.gram(G, self.U) * (1 / inside - 1 / floor)
+            G = players.add(players.scale(1 / floor, G), players.combine(along, self.U))
+            return jax.tree.map(jnp.multiply, G, scale)
 
-    def apply(self, V: Tree) -> Tree:
-        along = players.gram(V, self.U) * (self.variances - self.floor)
-        return players.add(players.scale(self.floor + self.added, V), players.combine(along, self.U))
+        return solve
 
-    def solve(self, G: Tree) -> Tree:
-        outside = self.floor + self.added
-        along = players.gram(G, self.U) * (1 / (self.variances + self.added) - 1 / outside)
-        return players.add(players.scale(1 / outside, G), players.combine(along, self.U))
+    def observe(self, x: Tree, horizon: float) -> Sketch:
+        """Update the variances of the columns and queue the rows, as many as there is room for."""
+        n = views.n_rows(x)
+        x = views.dense(views.split(x, (min(n, MEASURED), n - min(n, MEASURED)))[0])
+        total = jnp.minimum(self.rows, horizon) + n
+        weight = n / total
+        squares = _towards(self.squares, jax.tree.map(lambda leaf: (leaf**2).mean(0), x), weight)
+        kurtosis = _towards(self.kurtosis, jax.tree.map(_kurtosis, x, squares), weight)
+        queue, waiting = _queued(self.queue, self.waiting, x)
+        return self._replace(squares=squares, kurtosis=kurtosis, rows=total, queue=queue, waiting=waiting)
 
-    def keep(self, x: Tree) -> Sketch:
-        """Queue the rows of a batch, as many as the buffer holds."""
-        capacity = jax.tree.leaves(self.buffer)[0].shape[0]
-        b = min(views.n_rows(x), capacity)
-        start = jnp.minimum(self.waiting, capacity - b).astype(jnp.int32)
+    def leverages(self, solve: Any) -> jax.Array:
+        """``⟨x, P⁻¹ x⟩`` of the queued rows, which ``P`` has not learned."""
+        return players.dot(self.queue, solve(self.queue))
 
-        def put(held: jax.Array, new: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice_in_dim(held, new.astype(held.dtype), start, 0)
+    def is_due(self) -> jax.Array:
+        return (self.waiting > 0) & (self.rows >= GROWTH * self.sketched)
 
-        first = views.dense(views.split(x, (b, views.n_rows(x) - b))[0])
-        kept = self._replace(buffer=jax.tree.map(put, self.buffer, first))
-        if self.moments is None:
-            return kept._replace(waiting=jnp.minimum(self.waiting + b, capacity))
-        return jax.lax.cond(self.waiting < WELL * len(self.seen), lambda s: s._with_moments(x), lambda s: s, kept)
-
-    def _with_moments(self, x: Tree) -> Sketch:
-        X = players.flat(views.dense(x)).astype(self.seen.dtype)
+    def update(self) -> Sketch:
+        """Learn the queued rows: the incremental SVD of Brand (2002)."""
         with jax.default_matmul_precision("highest"):
-            return self._replace(moments=self.moments + X.T @ X, waiting=self.waiting + len(X))
+            return self._updated()
 
-    def anew(self, restart: Any) -> Sketch:
-        """Forget all rows so far if ``restart``, from the next update on."""
-        past = self.rows, self.updates, self.waiting, self.moments
-        rows, updates, waiting, moments = jax.tree.map(lambda x: jnp.where(restart, 0, x), past)
-        return self._replace(rows=rows, updates=updates, waiting=waiting, moments=moments)
-
-    def update(self, horizon: float) -> Sketch:
-        """Measure the queued rows, then include them in the SVD of the last ``horizon`` rows."""
-        with jax.default_matmul_precision("highest"):
-            return self._updated(horizon)
-
-    def _updated(self, horizon: float) -> Sketch:
-        n, before = jnp.maximum(self.waiting, 1), jnp.minimum(self.rows, horizon)
-        index = jnp.arange(jax.tree.leaves(self.buffer)[0].shape[0])
-        X = players.scale((index < self.waiting).astype(self.seen.dtype), self.buffer)
+    def _updated(self) -> Sketch:
+        capacity, r = jax.tree.leaves(self.queue)[0].shape[0], len(self.s)
+        n = jnp.maximum(self.waiting, 1)
+        # Rows that the queue had no room for count as those that it holds.
+        weight = 1 - self.sketched / jnp.maximum(self.rows, 1)
+        X = players.scale((jnp.arange(capacity) < self.waiting).astype(self.s.dtype), self.queue)
+        X = jax.tree.map(jnp.multiply, X, self._scale()[0])
         scores = players.gram(X, self.U)
-        squares = scores**2
-        rest = jnp.maximum(players.dot(X, X) - squares.sum(1), 0)
-        weight = n / (before + n)
-        if self.moments is None:
-            measured = self._measured(squares, rest, squares.sum(0) / n)
-            U, seen = _learned(X, scores, self.U, self.seen, n, weight)
-        else:
-            U = players.flat(self.U)
-            along = U @ (self.moments / n) @ U.T
-            measured = self._measured(squares, rest, jnp.diag(along))
-            U, seen = _rotated(self.U, (1 - weight) * jnp.diag(self.seen) + weight * along)
-            measured = measured._replace(moments=players.zeros_in_place(self.moments, self.waiting))
-        new = jax.tree.map(lambda x: (x**2).sum(0) / jnp.clip(self.waiting, 1, len(x)), X)
-        squares = jax.tree.map(lambda old, new: old + weight * (new - old), self.squares, new)
-        waiting = players.zeros_in_place(self.waiting, self.waiting)
-        return measured._replace(U=U, seen=seen, squares=squares, rows=before + n, waiting=waiting)
+        squares = players.dot(X, X)
+        fresh = jnp.maximum(squares.sum() - (scores**2).sum(), 0) / n
+        # Before the first update all rows are outside U.
+        outside = jnp.where(self.sketched > 0, self.outside + jnp.maximum(weight, 0.5) * (fresh - self.outside), fresh)
 
-    def _measured(self, squares: jax.Array, rest: jax.Array, along: jax.Array) -> Sketch:
-        """Update variances, floor and ``κ`` by new rows: squares along ``U``, squared norms outside, variances."""
-        n = jnp.clip(self.waiting, 1, len(rest))
-        d, r = players.size(players.take(self.U, 0, 1)), len(self.seen)
-        # Fewer rows than usual weigh less.
-        enough = jnp.minimum(1, n / jnp.clip(self.rows, 1, BUFFER))
-        fresh = jnp.where(self.updates == 0, 1, enough * jnp.maximum(1 / (self.updates + 1), FRESH))
-        # Before the first SVD all rows are outside U, so that measurement is replaced by the next.
-        weight = jnp.where(self.updates <= 1, 1, enough * jnp.maximum(1 / jnp.maximum(self.updates, 1), FRESH))
-        total = along.sum() + rest.sum() / n
-        energy = self.energy + fresh * (total - self.energy)
-        held = self.held + weight * (along - self.held)
-        outside = self.outside + weight * (rest.sum() / n - self.outside)
-        mean = energy / d
-
-        smooth = _smoothed(held)
-        tail = smooth[-max(r // 16, 1) :].mean() if d > r else jnp.zeros((), held.dtype)
-        beyond = outside / max(min(d - r, r // OUTSIDE), 1) if d > r else 0.0
-        stable = jnp.maximum(jnp.maximum(beyond, tail), LEAST * mean)
-        floors = stable * jnp.maximum(mean / stable, 2) ** jnp.linspace(0, 1, TRIED, dtype=held.dtype)
-
-        def leverages(floor: jax.Array) -> tuple[jax.Array, jax.Array]:
-            added = self.ridge * mean
-            h = squares @ (1 / (jnp.maximum(smooth, floor) + added)) + rest / (floor + added)
-            return h.sum() / n, (h**2).sum() / n
-
-        first, second = jax.vmap(leverages)(floors)
-        spread = second / jnp.maximum(first**2, jnp.finfo(held.dtype).tiny)
-        choice = jnp.argmax(spread <= CALM * spread.min())
-        began = self.updates > 0
-        floor = jnp.where(began, jnp.maximum(floors[choice], FALL * jnp.where(began, self.floor, mean)), mean)
-        first, second = leverages(floor)
-        kappa = second / jnp.maximum(first, jnp.finfo(held.dtype).tiny)
-        kappa = jnp.where(began, jnp.where(self.updates == 1, kappa, self.kappa + weight * (kappa - self.kappa)), d)
+        rest = players.subtract(X, players.combine(scores, self.U))
+        new = max(capacity // 2, 1) if capacity > r else capacity
+        e, Q = jnp.linalg.eigh(players.gram(rest, rest))
+        e, Q = e[-new:], Q[:, -new:]
+        # Directions within the span of U have rounding errors for eigenvalues: drop them.
+        keep = e > jnp.maximum(1e-6 * e[-1], 1e-9 * squares.sum())
+        root = jnp.sqrt(jnp.where(keep, e, 1))
+        Z = players.combine(jnp.where(keep, Q / root, 0).T, rest)
+        # Orthogonalise twice (Parlett: twice is enough).
+        Z = players.subtract(Z, players.combine(players.gram(Z, self.U), self.U))
+        coordinates = jnp.concatenate([scores, jnp.where(keep, Q * root, 0)], axis=1)
+        inner = weight / n * coordinates.T @ coordinates
+        inner = inner + jnp.diag(jnp.concatenate([(1 - weight) * self.s, jnp.zeros_like(e)]))
+        sigma, R = jnp.linalg.eigh(inner)
+        R = R[:, ::-1][:, :r]
+        U = players.add(players.combine(R[:r].T, self.U), players.combine(R[r:].T, Z))
         return self._replace(
-            held=held,
+            U=players.orthonormal(U),
+            s=jnp.maximum(sigma[::-1][:r], 0),
             outside=outside,
-            energy=energy,
-            floor=floor,
-            kappa=kappa,
-            updates=self.updates + 1,
+            sketched=self.rows,
+            waiting=players.zeros_in_place(self.waiting, self.waiting),
         )
 
 
-class BlockPreconditioner(NamedTuple):
-    """The preconditioner of whole players, one block of ``B`` at a time."""
+class BlockPreconditioner:
+    """``P⁻¹`` of whole players, one block of ``B`` at a time; ``exactly``: the products have no sampling noise."""
 
-    problem: Problem
-    metric: Any
-
-    def apply(self, V: Tree) -> Tree:
-        return self._each(lambda m, v: m.apply(v), V)
+    def __init__(self, problem: Problem, metric: Any, exactly: bool = False):
+        self._problem = problem
+        self._whole = metric.solver(exactly) if isinstance(metric, Diagonal) else None
+        self._blocks = () if self._whole else [block.solver(exactly) for block in metric]
 
     def solve(self, G: Tree) -> Tree:
-        return self._each(lambda m, g: m.solve(g), G)
+        if self._whole is not None:
+            return self._whole(G)
+        blocks = zip(self._blocks, self._problem.blocks(G), strict=True)
+        return self._problem.joined(tuple(solve(g) for solve, g in blocks))
 
-    def rounding(self, V: Tree) -> jax.Array:
-        """The rounding error of each player's ``⟨v, B v⟩``; 0 if ``B`` is diagonal."""
-        if isinstance(self.metric, Diagonal):
-            return jnp.zeros_like(players.dot(V, V))
-        blocks = zip(self.metric, self.problem.blocks(V), strict=True)
-        return sum(sketch.rounding(v) for sketch, v in blocks)
+    def kappa(self, metric: Any) -> jax.Array:
+        """``κ = E[h²] / E[h]``, summed over the blocks: a row changes ``B v`` by ``h`` in the norm of ``P⁻¹``."""
 
-    def _each(self, f: Any, V: Tree) -> Tree:
-        if isinstance(self.metric, Diagonal):
-            return f(self.metric, V)
-        return self.problem.joined(tuple(map(f, self.metric, self.problem.blocks(V))))
+        def of(block: Any, solve: Any) -> jax.Array:
+            h = block.leverages(solve)
+            h = jnp.where(jnp.arange(len(h)) < block.waiting, h, 0)
+            return (h**2).sum() / jnp.maximum(h.sum(), jnp.finfo(h.dtype).tiny)
 
-
-def _smoothed(values: jax.Array) -> jax.Array:
-    """Running means of nine neighbours, made monotone."""
-    if len(values) <= 20:
-        return values
-    padded = jnp.concatenate([values[:4][::-1], values, values[-4:][::-1]])
-    return jax.lax.cummin(jnp.convolve(padded, jnp.full(9, 1 / 9, values.dtype), mode="valid"))
+        return jnp.stack([of(*each) for each in zip(metric, self._blocks, strict=True)]).sum()
 
 
-def _learned(X: Tree, scores: jax.Array, U: Tree, seen: jax.Array, n: Any, weight: Any) -> tuple[Tree, jax.Array]:
-    """Update the leading directions and variances by new rows: the incremental SVD of Brand (2002)."""
-    r = len(seen)
-    rest = players.subtract(X, players.combine(scores, U))
-    e, Q = jnp.linalg.eigh(players.gram(rest, rest))
-    new = max(r // NEW, 1)
-    e, Q = e[-new:], Q[:, -new:]
-    # Directions within the span of U have rounding errors for eigenvalues: drop them.
-    keep = e > jnp.maximum(1e-6 * e[-1], 1e-9 * players.dot(X, X).sum())
-    root = jnp.sqrt(jnp.where(keep, e, 1))
-    Z = players.combine(jnp.where(keep, Q / root, 0).T, rest)
-    # Orthogonalise twice (Parlett: twice is enough).
-    Z = players.subtract(Z, players.combine(players.gram(Z, U), U))
-    coordinates = jnp.concatenate([scores, jnp.where(keep, Q * root, 0)], axis=1)
-    inner = weight / n * coordinates.T @ coordinates
-    inner = inner + jnp.diag(jnp.concatenate([(1 - weight) * seen, jnp.zeros_like(e)]))
-    sigma, R = jnp.linalg.eigh(inner)
-    R = R[:, ::-1][:, :r]
-    U = players.add(players.combine(R[:r].T, U), players.combine(R[r:].T, Z))
-    return players.orthonormal(U), jnp.maximum(sigma[::-1][:r], 0)
+def queued(rank: int) -> int:
+    """Rows that a sketch of this rank queues for an update."""
+    return max(rank // NEW, QUEUE)
 
 
-def _rotated(U: Tree, second: jax.Array) -> tuple[Tree, jax.Array]:
-    """Eigenvectors and eigenvalues of the second moments along ``U``."""
-    sigma, R = jnp.linalg.eigh(second)
-    return players.orthonormal(players.combine(R[:, ::-1].T, U)), jnp.maximum(sigma[::-1], 0)
+def _queued(queue: Tree, waiting: jax.Array, x: Tree) -> tuple[Tree, jax.Array]:
+    """Queue rows; the newest replace the last ones if the queue is full."""
+    capacity = jax.tree.leaves(queue)[0].shape[0]
+    n = min(views.n_rows(x), capacity)
+    start = jnp.minimum(waiting, capacity - n).astype(jnp.int32)
+
+    def put(kept: jax.Array, new: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(kept, new[:n].astype(kept.dtype), start, 0)
+
+    return jax.tree.map(put, queue, x), jnp.minimum(waiting + n, capacity)
+
+
+def _towards(old: Tree, new: Tree, weight: Any) -> Tree:
+    return jax.tree.map(lambda p, q: p + weight * (q - p), old, new)
+
+
+def _kurtosis(x: jax.Array, squares: jax.Array) -> jax.Array:
+    return ((x**2 / jnp.where(squares > 0, squares, 1)) ** 2).mean(0)
+
+
+def _calm(kurtosis: jax.Array) -> jax.Array:
+    return jnp.maximum(kurtosis / CALM, 1)
+
+
+def _deviations(squares: jax.Array) -> jax.Array:
+    """Standard deviations; 1 for columns that were 0 in all rows."""
+    return jnp.sqrt(jnp.where(squares > 0, squares, 1))

@@ -24,16 +24,19 @@ class Gathered(NamedTuple):
 
 
 class GameState(NamedTuple):
-    """The state of `eigenstream.solvers.Game`. Checkpoints hold its leaves in this order."""
+    """The state of `eigenstream.solvers.Game`. Checkpoints hold its leaves in this order.
 
-    #: Players, the directions they came from and the search directions: 3K in all, or K = d players alone.
+    In a stream the span ``S = [V, W]`` has 2K vectors and the state 8K. In a pass over all rows it is ``[V, E, W]``.
+    """
+
+    #: Players, in a pass over all rows the directions they came from, and the search directions.
     S: Tree
-    #: Tracked products of the first 2K with ``A`` and ``B``, and the noise in them.
+    #: Tracked products of the players with ``A`` and ``B``, and the noise in them.
     MA: Tree
     MB: Tree
     N: jax.Array
     gathered: Gathered
-    #: The preconditioner: `Diagonal`, or a `Sketch` for each diagonal block of ``B``.
+    #: The preconditioner: `Diagonal`, or a `Whole` or `Sketch` for each diagonal block of ``B``.
     metric: Any
     #: The problem's running means.
     memory: Tree
@@ -43,16 +46,18 @@ class GameState(NamedTuple):
     #: ``κ``, the noise of one row in the products, and the noise of one row in each player's residual.
     kappa: jax.Array
     noise: jax.Array
+    #: The noise of one row in ``B v`` of the players themselves; 0 if ``B`` is known.
+    own: jax.Array
     #: ``‖A v - λ B v‖`` in the norm of ``P⁻¹``, relative to ``size``, and its expected value from noise alone.
     preconditioned_residuals: jax.Array
     floors: jax.Array
-    #: Rows behind the tracked products, rows since the sketches were updated, and rows to gather before the next move.
+    #: ``⟨w, B w⟩ / ⟨w, P w⟩`` of the search directions, their harmonic mean: 1 if ``P`` is ``B``.
+    fit: jax.Array
+    #: Rows behind the tracked products, and rows to gather before the next move.
     rows_known: jax.Array
-    rows_since_sketch: jax.Array
     rows_to_next_move: jax.Array
-    #: Scores on rows before they were learned from; only a first pass adds to them.
+    #: Scores on rows before they were learned from.
     heldout: HeldOut
-    first_pass: jax.Array
     #: By how much each of the last moves raised the sum of the leading eigenvalues, relative to it.
     gains: jax.Array
     #: Batches and moves so far.
@@ -60,9 +65,8 @@ class GameState(NamedTuple):
     moves: jax.Array
     #: Directions of the last span in which ``B`` was not zero to rounding.
     rank: jax.Array
-    #: Moves rejected as not finite, and restarts after the distribution of the rows changed.
+    #: Moves rejected as not finite.
     refused: jax.Array
-    restarts: jax.Array
     failed: jax.Array
 
     @property
@@ -76,6 +80,6 @@ class GameState(NamedTuple):
         return len(self.preconditioned_residuals)
 
     @property
-    def plays_all(self) -> bool:
-        """Whether K = d: the players span everything and track all of ``A`` and ``B``."""
-        return len(self.lam) == len(self.N)
+    def exact(self) -> bool:
+        """Whether each move has the products of all rows, which have no sampling noise."""
+        return jax.tree.leaves(self.S)[0].shape[0] == 3 * len(self.lam)
