@@ -140,3 +140,24 @@ class Latent:
         ra, rb = np.linalg.cholesky(Ca), np.linalg.cholesky(Cb)
         M = np.linalg.solve(ra, np.linalg.solve(rb, cross.T).T)
         return float(np.linalg.svd(M, compute_uv=False).sum() / self.exact)
+
+
+def collinear(n: int = 20_000, seed: int = 0, columns: int = 100, standardised: bool = False) -> tuple[np.ndarray, ...]:
+    """Two ranges of smooth spectra of mixtures: neighbouring columns correlate by .99, scales span three decades."""
+    rng = np.random.default_rng(seed)
+    substances, shared = 24, 8
+    z = rng.normal(size=(n, substances))
+    views = []
+    for _ in range(2):
+        channel = np.linspace(0, 1, columns)[:, None]
+        bands = np.exp(
+            -0.5 * ((channel - rng.uniform(size=3 * substances)) / rng.uniform(0.04, 0.12, 3 * substances)) ** 2
+        )
+        spectra = bands @ np.kron(np.eye(substances), np.ones((3, 1)) / 3) * np.geomspace(1, 0.1, substances)
+        rho = np.r_[np.linspace(0.95, 0.5, shared), np.zeros(substances - shared)]
+        own = np.sqrt(rho) * z + np.sqrt(1 - rho) * rng.normal(size=(n, substances))
+        x = own @ spectra.T
+        x += 0.02 * x.std(0) * rng.normal(size=x.shape)
+        scales = 10 ** rng.uniform(-1.5, 1.5, columns)
+        views.append(((x / x.std(0)) * (1 if standardised else scales)).astype(np.float32))
+    return tuple(views)

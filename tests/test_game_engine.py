@@ -9,6 +9,7 @@ from eigenstream.run import game_engine
 from eigenstream.run.engine import Setup
 from eigenstream.run.loop import Run
 from eigenstream.run.placement import n_rows
+from test_checkpoint import assert_same, runs
 
 
 @pytest.mark.slow
@@ -105,17 +106,10 @@ def test_a_stream_that_outgrows_its_budget_is_not_kept():
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_a_later_pass_resumes_to_the_same_bits(tmp_path):
+@pytest.mark.parametrize("at", [20, 35])
+def test_a_run_killed_in_a_later_pass_resumes_to_the_same_bits(at, tmp_path):
+    """Blocks of 400 rows: 15 steps a pass."""
     options = {"k": 4, "solver": es.solvers.Game(rank=40), "memory_budget": 1, "max_epochs": 4}
-    whole = es.solve(es.problems.cca(), batched(POWER), **options)
-    seen = []
-
-    def stop(record):
-        seen.append(record)
-        return record["epoch"] == 2
-
-    es.solve(es.problems.cca(), batched(POWER), folder=tmp_path, checkpoint_every=0, callbacks=[stop], **options)
-    again = es.solve(es.problems.cca(), batched(POWER), folder=tmp_path, resume=True, **options)
-    assert again.state.exact
-    assert len(seen) > 3
-    np.testing.assert_allclose(again.eigenvalues, whole.eigenvalues, atol=1e-5)
+    whole, resumed = runs(es.problems.cca(), lambda: batched(POWER), tmp_path, at, **options)
+    assert resumed.state.exact
+    assert_same(whole, resumed)

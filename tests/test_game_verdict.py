@@ -6,6 +6,7 @@ import pytest
 
 import eigenstream as es
 from data import GAME, POWER, batched, captured, power_law
+from eigenstream.run import game_engine
 from eigenstream.solvers.game import verdict
 from planted import planted
 
@@ -26,14 +27,14 @@ def test_it_says_whether_it_has_converged():
 
 @pytest.mark.slow
 def test_the_stated_shortfall_is_right_to_a_factor_of_three():
-    """Planted problems of four spectra; docs/results/acceleration.md has hundreds."""
+    """The median of planted problems of three spectra."""
     ratios = []
-    for seed, spectrum in enumerate((power_law, lambda d: np.logspace(0, -1, d), np.ones, lambda d: np.r_[np.ones(d)])):
+    for seed, spectrum in enumerate((power_law, lambda d: np.logspace(0, -1, d), np.ones)):
         views = planted(4000, (90, 70), spectrum, np.linspace(0.9, 0.4, 8), seed)
         for rank in (24, 128):
             result = es.solve(es.problems.cca(), batched(views), 6, es.solvers.Game(rank=rank), memory_budget=1)
             true = 1 - captured(views, result.V, 6)
-            assert not (result.converged and true > 0.015)
+            assert not (result.converged and true > 0.01)
             ratios += [result.shortfall / true] if true > 0.005 else []
     assert len(ratios) > 3
     assert 1 / 3 < np.median(ratios) < 3
@@ -96,9 +97,32 @@ def test_the_residual_of_a_state_that_has_not_moved_says_nothing():
     assert verdict.verdict(state._replace(moves=np.int32(0))).shortfall == 1
 
 
+@pytest.mark.parametrize("moves", [1, 2, 3, 100])
+def test_rows_that_fit_do_not_understate_their_shortfall(monkeypatch, moves):
+    """Generated rows, which are kept, with too few moves to solve them but for the last case."""
+    monkeypatch.setattr(game_engine, "PASSES_IN_MEMORY", moves)
+    rows = np.random.default_rng(0).normal(size=(400, 300)) / np.arange(1, 301) ** 0.5
+    game = es.solve(es.problems.pca(), iter(np.array_split(rows, 4)), 3, es.solvers.Game(extra=2, rank=16))
+    exact = es.solve(es.problems.pca(), [rows], 3, "exact")
+    missing = 1 - game.eigenvalues.sum() / exact.eigenvalues.sum()
+    assert missing - 1e-6 < game.shortfall < 0.5
+    assert game.converged == (moves == 100)
+
+
+def test_rows_that_fit_have_converged_only_with_a_residual_at_rounding():
+    """Moves that gain nothing may also mean a poor preconditioner."""
+    state = es.solve(es.problems.pca(), [X], 3, es.solvers.Game(rank=8)).state
+    assert verdict.verdict(state, True).converged
+    stuck = state._replace(fit=np.float32(1), preconditioned_residuals=np.full(3, 1e-3))
+    assert verdict.verdict(stuck).converged
+    assert not verdict.verdict(stuck, True).converged
+    assert "left a residual above" in verdict.verdict(stuck, True).words
+
+
 def test_rows_of_zeros_lack_nothing():
     result = es.solve(es.problems.pca(), [np.zeros((400, 300))], 3, es.solvers.Game(rank=8))
     assert result.shortfall == 0
+    assert result.converged
 
 
 def test_a_message_names_few_of_many_groups():

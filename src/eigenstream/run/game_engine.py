@@ -257,7 +257,7 @@ class GameEngine(SteppingEngine):
         return {**super().snapshot(), "heldout": self.sign * known.heldout, "shortfall": known.shortfall}
 
     def _verdict(self) -> Any:
-        return verdict(on_host(self.state))
+        return verdict(on_host(self.state), self.fits)
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
         self._examine()
@@ -297,7 +297,7 @@ class GameEngine(SteppingEngine):
             solved = bool(np.max(state.preconditioned_residuals) < SOLVED)
             words = message = f"stopped after {source}, with a residual of {residuals.max():.2g}"
         else:
-            known = verdict(state)
+            known = verdict(state, self.fits)
             solved, words = known.converged, known.words
             message = f"read {source}; {words}"
         status = stop.status if stop else Status.CONVERGED if solved else Status.NOT_CONVERGED

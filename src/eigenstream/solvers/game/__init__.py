@@ -31,18 +31,18 @@ from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.solvers.game.filter import scores
 from eigenstream.solvers.game.move import move_players
-from eigenstream.solvers.game.preconditioner import Diagonal, Sketch, Whole, queued
+from eigenstream.solvers.game.preconditioner import Diagonal, Sample, Whole
 from eigenstream.solvers.game.state import GameState, Gathered
 from eigenstream.solvers.game.verdict import HeldOut
 from eigenstream.solvers.schedules import check_half_life, memory_rows
 from eigenstream.solvers.stochastic import Info, residuals
 
-#: The rank of a sketch that is neither given nor bounded by a memory budget, and the most by default.
-RANK, MOST_RANK = 384, 1024
+#: The largest sample by default.
+RANK = 1024
 #: Extra players by default: half of the components, within these limits.
 FEWEST, MOST = 20, 100
 #: Gains of the last moves that are kept.
-GAINS = 8
+GAINS = 3
 #: Vectors as long as a player that each player has in a stream.
 LONG = 8
 
@@ -58,9 +58,9 @@ class Game:
     extra : int, optional
         Players beyond the ``k`` asked for; they speed up convergence. Default: half of ``k``, from 20 to 100.
     rank : int, optional
-        Rank of the sketch of each diagonal block of ``B``, the preconditioner; of blocks of at most this dimension the
-        second moments are kept whole. Default: what ``memory_budget`` has room for. If it has room for exact sums,
-        these are solved in the place of a game.
+        Rows that are sampled for the preconditioner of each diagonal block of ``B``; of blocks of at most this
+        dimension the second moments are kept whole. Default: what ``memory_budget`` has room for. If it has room for
+        exact sums, these are solved in the place of a game.
     half_life : float, optional
         Rows after which the weight of a row has halved. None: all rows weigh the same.
     outlier : float, optional
@@ -105,14 +105,14 @@ class Game:
         """The largest rank whose state takes at most ``budget`` bytes; ``blocks``: dimensions of ``B``'s blocks."""
 
         def state(rank: int) -> float:
-            sketches = sum(b * min(b, rank + queued(rank)) for b in blocks)
-            return 4.0 * (LONG * self.players(d, k) * d + sketches)
+            blocks_of_B = sum(b * min(b, rank) for b in blocks)
+            return 4.0 * (LONG * self.players(d, k) * d + blocks_of_B)
 
         low, high = 1, max(blocks)
         if state(high) <= budget:
             return high
-        # Updates of a larger sketch would take longer than the products with the rows.
-        high = min(high, MOST_RANK)
+        # The inner products of more rows would take longer than the products with the players.
+        high = min(high, RANK)
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if state(middle) <= budget else (low, middle - 1)
@@ -191,7 +191,7 @@ class Game:
         return tuple(
             Whole.empty(block, problem.ridge)
             if players.size(block) <= rank
-            else Sketch.empty(block, rank, problem.ridge)
+            else Sample.empty(block, rank, problem.ridge)
             for block in problem.blocks(template)
         )
 
@@ -236,6 +236,13 @@ class Game:
         else:
             blocks = problem.metric_rows(memory, batch)
             metric = tuple(each.observe(x, horizon) for each, x in zip(state.metric, blocks, strict=True))
+
+            def standardised(S: Tree) -> Tree:
+                parts = zip(problem.blocks(S), metric, strict=True)
+                return problem.joined(tuple(jax.tree.map(jnp.divide, v, each.deviations()) for v, each in parts))
+
+            # The first players are drawn for columns of unit variance, so that units do not matter.
+            state = state._replace(S=jax.lax.cond(state.step == 0, standardised, lambda S: S, state.S))
         return state._replace(memory=memory, metric=metric)
 
     def _products(self, problem: Problem, state: GameState, batch: Tree) -> Gathered:
@@ -260,15 +267,8 @@ class Game:
         return memory._replace(counts=memory.counts * jnp.minimum(1, limit / jnp.maximum(total, 1)))
 
     def move(self, problem: Problem, state: GameState) -> GameState:
-        """Move all players once, then update the sketches that are due."""
-        state = move_players(problem, state, self.half_life)
-        if not isinstance(state.metric, Diagonal) and not state.exact:
-            update = [
-                jax.lax.cond(each.is_due(), Sketch.update, lambda s: s, each) if isinstance(each, Sketch) else each
-                for each in state.metric
-            ]
-            state = state._replace(metric=tuple(update))
-        return state
+        """Move all players once."""
+        return move_players(problem, state, self.half_life)
 
     def order(self, state: GameState) -> np.ndarray:
         """The leading players in descending order of eigenvalue: noise may have swapped neighbours."""

@@ -76,7 +76,7 @@ def _noise(
     weight = jnp.where(known, jnp.where(state.moves == 1, 1, FRESH), 0)
     noise = state.noise + weight * (players.dot(surprise, P.solve(surprise)) / expected - state.noise)
     if not problem.diagonal_only:
-        kappa = state.kappa + jnp.where(known, FRESH, 1) * (P.kappa(state.metric) - state.kappa)
+        kappa = state.kappa + jnp.where(known, FRESH, 1) * (P.kappa - state.kappa)
         seen = (players.dot(more, P.solve(more)) / expected).mean()
         return noise, kappa, state.own + weight * (jnp.minimum(seen, kappa) - state.own)
     # B is known, so all noise is in A. Before the first measurement take κ = the number of rows.

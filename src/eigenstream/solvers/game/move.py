@@ -83,6 +83,8 @@ def _moved(problem: Problem, state: GameState, half_life: float | None) -> GameS
     W = players.scale(unit, W)
     G = players.gram(W, players.scale(unit, g))
     L = jnp.linalg.cholesky((G + G.T) / 2 + CUTOFF * jnp.eye(K, dtype=G.dtype))
+    # Rounding may make G indefinite: then W stays as it is.
+    L = jnp.where(jnp.isfinite(L).all(), L, jnp.eye(K, dtype=G.dtype))
     W = players.combine(jax.scipy.linalg.solve_triangular(L, jnp.eye(K, dtype=G.dtype), lower=True), W)
     # B-orthogonalise W against the players, or the Gram matrix is singular in float32.
     W = players.subtract(W, players.combine(players.gram(W, MB), S))
@@ -96,6 +98,7 @@ def _moved(problem: Problem, state: GameState, half_life: float | None) -> GameS
         MA=AV,
         MB=None if problem.diagonal_only else BV,
         N=N,
+        metric=state.metric if state.exact else P.metric,
         lam=lam,
         size=found.size,
         kappa=known.kappa,

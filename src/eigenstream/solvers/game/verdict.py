@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-#: The game has converged when its estimated shortfall is below this. The estimate is right to a factor of two, so that
-#: the true shortfall is then below 1%; see docs/results/acceleration.md.
+#: The game has converged when its estimated shortfall is below this; the estimate is mostly right to a factor of two.
 ENOUGH = 0.0065
-#: Passes over all rows gain about this many times the last gain until they end, and a stream about the last gain.
-SLOW = 2.0
+#: ... and if ``⟨w, B w⟩`` of the search directions is at least this share of ``⟨w, P w⟩``: else ``P`` hides what is
+#: missing.
+FIT = 0.25
 #: A preconditioned residual of more than FAR plus NOISY noise floors is not that of an eigenvector.
 FAR, NOISY = 0.2, 3.0
 #: Weight that held-out scores from before a move keep after it.
@@ -70,8 +70,8 @@ class Verdict(NamedTuple):
     errors: np.ndarray
 
 
-def verdict(state: Any) -> Verdict:
-    """Judge a state of `eigenstream.solvers.Game`."""
+def verdict(state: Any, fits: bool = False) -> Verdict:
+    """Judge a state of `eigenstream.solvers.Game`; ``fits``: its rows are read again until they are solved."""
     lam = np.asarray(state.lam, np.float64)[: state.k]
     size = float(state.size)
     gains = np.asarray(state.gains, np.float64)
@@ -79,22 +79,31 @@ def verdict(state: Any) -> Verdict:
     heldout, errors = state.heldout.eigenvalues()
     residuals, floors = (np.asarray(x, np.float64) for x in (state.preconditioned_residuals, state.floors))
     total = max(np.abs(lam).sum(), np.finfo(np.float64).tiny)
-    # An eigenvalue exceeds its Rayleigh quotient by about its squared residual over its distance from the eigenvalues
-    # not found. Where P is larger than B the residual is too small.
-    distance = size * (residuals**2).sum() / total / min(max(float(state.fit), 1e-6), 1)
-    to_come = 1.0
-    if state.exact and float(residuals.max()) < SOLVED:
-        to_come = 0.0
-    elif len(gains):
-        to_come = max(SLOW * gains[-1] if state.exact else float(np.median(gains[-3:])), 0)
-    shortfall = float(min(distance + to_come, 1.0)) if int(state.moves) else 1.0
-    far = bool((residuals > FAR + NOISY * floors).any())
-    converged = shortfall < ENOUGH and not far
+    # Kato and Temple: a residual r leaves an eigenvalue r² / gap too small. The gap is that to the last player's.
+    gaps = np.maximum(lam - max(float(np.min(state.lam)), 0), np.finfo(np.float64).tiny)
+    fit = min(float(state.fit) or 1.0, 1.0)
+
+    def missing(r: np.ndarray) -> float:
+        return float(np.minimum((size * r) ** 2 / gaps, size * r).sum() / total / fit)
+
+    solved = state.exact and float(residuals.max()) < SOLVED
+    # In a stream the noise is known and the residual is mostly noise. Half of it is that of all rows so far, which the
+    # limit has too; and of the gain of a move about half is still to come.
+    shortfall = missing(residuals)
+    if not state.exact:
+        shortfall = (missing(floors) + max(float(np.median(gains)), 0)) / 2 if len(gains) else 1.0
+    shortfall = 0.0 if solved else min(shortfall, 1.0) if int(state.moves) else 1.0
+    far = bool((residuals > FAR + NOISY * floors).any()) or (fit < FIT and not solved)
+    # Rows that fit are read until the residual is rounding: a larger one means a poor preconditioner.
+    slow = fits and state.exact and not solved
+    converged = shortfall < ENOUGH and not far and not slow
     words = f"{'converged' if converged else 'not converged'}: "
     words += f"the top-k sum is an estimated {shortfall:.2%} below its limit"
     worst, floor = float(np.max(residuals)), float(np.max(floors))
     words += f" (preconditioned residual {worst:.2g}, noise floor {floor:.2g})"
-    if not converged:
+    if slow:
+        words += f"; {int(state.moves)} moves left a residual above {SOLVED:g}: give a larger rank, or a ridge"
+    elif not converged:
         words += "; read the rows again, with max_epochs=None or a larger number, or give a larger memory_budget"
     # In the order of the result, largest first: players may have changed places.
     order = np.argsort(-lam, kind="stable")
