@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import eigenstream as es
 from eigenstream.core import players
 from eigenstream.solvers.game import filter, move, preconditioner
-from planted import RANK, solved
+from planted import RANK, Latent, solved
 
 
 def ablation() -> dict[str, Any]:
@@ -30,24 +30,29 @@ def ablation() -> dict[str, Any]:
         "all parts": ({}, None),
         "without penalties": ({}, (move, "direction", no_penalties)),
         "without tracked products": ({}, (filter, "gain", forgetful)),
-        "sketch of rank 32": ({"rank": 32}, None),
-        "sketch of rank 128": ({"rank": 128}, None),
         "no extra players": ({"extra": 0}, None),
-        "columns that few rows touch count alike": ({}, (preconditioner, "CALM", 1e9)),
-        "whole second moments as they are": ({}, (preconditioner, "SHRINK", 0.0)),
+        "moments of few rows, and of columns that few rows touch, as they are": ({}, (preconditioner, "FEW", 1e9)),
+        "directions outside a sample count four times": ({}, (preconditioner, "OUTSIDE", 2)),
+        "directions outside a sample count a quarter": ({}, (preconditioner, "OUTSIDE", 32)),
         "without doubt": ({}, (move, "DOUBT", 0.0)),
         "moves half as often": ({}, (move, "PACE", 1.0)),
         "moves twice as often": ({}, (move, "PACE", 16.0)),
         "waits that do not depend on the residuals": ({}, (move, "UNCLEAR", 1.0)),
     }
+    latent = Latent(5000, 20_000)
     out: dict[str, Any] = {}
     for label, (settings, patch) in variants.items():
         with mock.patch.object(*patch) if patch else nullcontext():
             # Compiled programs contain the unpatched functions.
             jax.clear_caches()
-            out[label] = {
-                f"{name}, k={k}": solved(name, k, solver=es.solvers.Game(**{"rank": RANK, **settings}))[1]
-                for name, k in (("mnist", 32), ("synthetic", 4))
+            found = {
+                f"mnist, k={k}, rank {rank}": solved("mnist", k, solver=es.solvers.Game(**{"rank": rank, **settings}))[
+                    1
+                ]
+                for k, rank in ((4, RANK), (32, RANK), (64, 128))
             }
+            solver = es.solvers.Game(**{"rank": 1024, **settings})
+            wide = es.solve(es.problems.cca(), latent.stream(), latent.k, solver, memory_budget=1)
+            out[label] = {**found, "5,000 columns": latent.captured(wide.V)}
     jax.clear_caches()
     return out

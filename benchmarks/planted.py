@@ -95,6 +95,18 @@ def solved(
     return result, tcc(X, Y, result.V, rho)
 
 
+def flat(n: int = 100_000, d: int = 5000, count: int = 64) -> tuple[np.ndarray, ...]:
+    """Two views of white columns, the first of which have planted correlations: nothing in the spectrum shows them."""
+    rng = np.random.default_rng(0)
+    rho = np.linspace(0.95, 0.5, count, dtype=np.float32)
+    z, views = rng.standard_normal((n, count), np.float32), []
+    for _ in range(2):
+        x = rng.standard_normal((n, d), np.float32)
+        x[:, :count] = np.sqrt(rho) * z + np.sqrt(1 - rho) * x[:, :count]
+        views.append(x)
+    return tuple(views)
+
+
 class Latent:
     """Two views of ``d`` columns: ``latent`` correlated factors and white noise, generated batch by batch."""
 

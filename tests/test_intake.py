@@ -105,6 +105,7 @@ def test_steps_on_rows_that_are_not_finite(both):
     both(lambda: check_refused(lambda: es.PCA(3, solver=es.solvers.Paper()).fit(spoilt), "holds NaN .* row"))
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_two_views(both):
     host, device = both(lambda: es.CCA(2, solver=GAME).fit(X[:, :150], X[:, 150:] + X[:, :150]))
     np.testing.assert_array_equal(device.eigenvalues_, host.eigenvalues_)
@@ -180,6 +181,7 @@ def test_a_killed_run_resumes_to_the_same_bits(both, tmp_path, solver):
     assert_same(*device)
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_rows_left_in_the_queue_count_once(both):
     """A fit ends with the rows in the queue, and a later `partial_fit` continues from there."""
 

@@ -108,12 +108,14 @@ def test_per_layer_equals_each_layer_alone(inputs):
 
 @pytest.mark.slow
 def test_the_game_agrees_with_exact_sums(inputs):
+    """The second pass has the products of all rows."""
     exact, game = (
-        compare(network(0), network(1), inputs, None, 4, solver=s) for s in ("exact", es.solvers.Game(rank=32))
+        compare(network(0), network(1), inputs, None, 4, solver=s, max_epochs=2)
+        for s in ("exact", es.solvers.Game(rank=64))
     )
     assert isinstance(game.result.solver, es.solvers.Game)
-    np.testing.assert_allclose(game.correlations, exact.correlations, atol=0.01)
-    np.testing.assert_allclose([game.pwcca, game.mean_cca], [exact.pwcca, exact.mean_cca], atol=0.01)
+    np.testing.assert_allclose(game.correlations, exact.correlations, atol=1e-4)
+    np.testing.assert_allclose([game.pwcca, game.mean_cca], [exact.pwcca, exact.mean_cca], atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ def correct(problem: Problem, state: GameState, P: BlockPreconditioner, half_lif
     forget = 1.0 if half_life is None else 2 ** jnp.minimum(n / half_life, 60)
     before, N = state.rows_known / forget, forget * state.N
     R = players.gram(state.S, B)
+    # Search directions are P-orthonormal. Few rows say little about ⟨w, B w⟩, and P about the most that it may be.
+    R = R.at[K:, K:].set(jnp.diag((jnp.diag(R)[K:] > 0).astype(R.dtype)))
     R = (R + R.T) / (2 * n)
     first = state.moves == 0
     noise, kappa, own = _noise(problem, state, P, A, B, jnp.diag(N + R[:K, :K]))
