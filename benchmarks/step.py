@@ -25,6 +25,7 @@ import optax
 
 import eigenstream as es
 from eigenstream.core.precision import NAMES, scope
+from eigenstream.solvers.game.move import LEAST, PACE
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 #: Dimension of both views together, players, rows of a batch.
@@ -32,6 +33,8 @@ LARGE = [(2_048, 1024, 2048), (116_736, 1024, 2048), (1_000_448, 1024, 2048)]
 SMALL = [(2_048, 32, 256), (100_000, 32, 256)]
 PAPER = "Paper, Adam"
 GAME = "Game"
+#: Rows behind the products.
+MANY = 1e6
 
 
 class Ceiling:
@@ -74,7 +77,7 @@ def paper(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling |
 def game(
     d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling
 ) -> tuple[list[float], list[float], float]:
-    """Seconds of one batch of the accelerated game, between moves; of a move; and the rows between two moves."""
+    """Seconds of one batch of the accelerated game, between moves; of a move; rows between two moves after MANY."""
     solver = es.solvers.Game()
     dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
     views = tuple(jax.random.normal(jax.random.key(seed), (b, d // 2), dtype) for seed in (2, 3))
@@ -87,11 +90,17 @@ def game(
         state = jax.jit(solver.init, static_argnums=2)(problem, views, k, jax.random.key(0))
         compiled = jax.jit(run, donate_argnums=0).lower(state, views).compile()
         move = jax.jit(lambda state, _: solver.move(problem, state), donate_argnums=0)
-        # The first moves also update the sketches.
-        state = move(compiled(state, views), None)
         took, state = repeated(compiled, state, views, count, ceiling)
         moves, state = repeated(move, state, views, 1)
-        return took, moves, float(state.rows_to_next_move)
+        # The noise of a row is that of rows of their own. Two states would not fit.
+        del state
+        gather = jax.jit(lambda state, views: solver.gather(problem, state, views), donate_argnums=0)
+        state = jax.jit(solver.init, static_argnums=2)(problem, views, k, jax.random.key(0))
+        for seed in range(4, 12, 2):
+            views = tuple(jax.random.normal(jax.random.key(seed + i), (b, d // 2), dtype) for i in range(2))
+            state = move(gather(state, views), None)
+        wait = max(LEAST * len(state.lam), (float(state.kappa) * MANY / PACE) ** 0.5)
+        return took, moves, wait
 
 
 def repeated(
