@@ -25,7 +25,7 @@ import optax
 
 import eigenstream as es
 from eigenstream.core.precision import NAMES, scope
-from eigenstream.solvers.game.move import LEAST, PACE
+from eigenstream.solvers.game.move import LATE, LEAST, PACE
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 #: Dimension of both views together, players, rows of a batch.
@@ -99,7 +99,7 @@ def game(
         for seed in range(4, 12, 2):
             views = tuple(jax.random.normal(jax.random.key(seed + i), (b, d // 2), dtype) for i in range(2))
             state = move(gather(state, views), None)
-        wait = max(LEAST * len(state.lam), (float(state.kappa) * MANY / PACE) ** 0.5)
+        wait = max(LEAST * len(state.lam), LATE * MANY, (float(state.kappa) * MANY / PACE) ** 0.5)
         return took, moves, wait
 
 

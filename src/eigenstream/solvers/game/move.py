@@ -28,6 +28,8 @@ PACE, UNCLEAR = 4.0, 0.2
 DOUBT = 0.5
 #: Players wait for at least this many rows each: fewer cost more time in moves than in products.
 LEAST = 4.0
+#: ... and for this share of all rows so far: late moves gain little.
+LATE = 0.05
 
 
 class Ritz(NamedTuple):
@@ -108,7 +110,7 @@ def _moved(problem: Problem, state: GameState, half_life: float | None) -> GameS
         floors=floors / found.size,
         fit=found.fit,
         rows_known=known.rows,
-        rows_to_next_move=jnp.maximum(LEAST * K, wait),
+        rows_to_next_move=jnp.maximum(jnp.maximum(LEAST * K, LATE * known.rows), wait),
         heldout=state.heldout if state.exact else state.heldout.after_move(),
         # No gain is recorded for the first move: there is nothing to compare with.
         gains=jnp.append(state.gains[1:], jnp.where(state.moves == 0, jnp.nan, found.gained)),
