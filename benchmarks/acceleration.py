@@ -343,8 +343,8 @@ included, default settings, and one pass unless stated otherwise.
 
 The defaults were chosen on planted problems, MNIST and the problems below. The verdict was calibrated on 138 problems
 of the generator in `benchmarks/verdicts.py`; the section `knowing` has other seeds.
-[accelerated.md](../accelerated.md) lists the known limits. Sections of the benchmark that are not on this page were not run
-on this code.
+[accelerated.md](../accelerated.md) lists the known limits. Sections of the benchmark that are not on this page were not
+run on this code.
 
 """
 
