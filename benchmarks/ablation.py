@@ -32,12 +32,14 @@ def ablation() -> dict[str, Any]:
         "without tracked products": ({}, (filter, "gain", forgetful)),
         "no extra players": ({"extra": 0}, None),
         "moments of few rows, and of columns that few rows touch, as they are": ({}, (preconditioner, "FEW", 1e9)),
-        "directions outside a sample count four times": ({}, (preconditioner, "OUTSIDE", 2)),
-        "directions outside a sample count a quarter": ({}, (preconditioner, "OUTSIDE", 32)),
+        "the floor of the sketch's eigenvectors as it is": ({}, (preconditioner, "SHRUNK", 1.0)),
+        "the sketch's eigenvectors are not tried": ({}, (move, "score", lambda state, rows: jnp.zeros(()))),
+        "twice as many of them are tried": ({}, (move, "TRIED", 4)),
+        "they take over when they score higher by any margin": ({}, (move, "MARGIN", 1.0)),
         "without doubt": ({}, (move, "DOUBT", 0.0)),
-        "moves half as often": ({}, (move, "PACE", 1.0)),
-        "moves twice as often": ({}, (move, "PACE", 16.0)),
-        "waits that do not depend on the residuals": ({}, (move, "UNCLEAR", 1.0)),
+        "moves of any share of all rows": ({}, (move, "LATE", 0.0)),
+        "moves on a twentieth of all rows": ({}, (move, "LATE", 0.05)),
+        "moves on as many rows as the sketch has": ({}, (move, "FILL", 1.0)),
     }
     latent = Latent(5000, 20_000)
     out: dict[str, Any] = {}

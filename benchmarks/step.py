@@ -25,7 +25,7 @@ import optax
 
 import eigenstream as es
 from eigenstream.core.precision import NAMES, scope
-from eigenstream.solvers.game.move import LATE, LEAST, PACE
+from eigenstream.solvers.game.move import LATE
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 #: Dimension of both views together, players, rows of a batch.
@@ -91,16 +91,8 @@ def game(
         compiled = jax.jit(run, donate_argnums=0).lower(state, views).compile()
         move = jax.jit(lambda state, _: solver.move(problem, state), donate_argnums=0)
         took, state = repeated(compiled, state, views, count, ceiling)
-        moves, state = repeated(move, state, views, 1)
-        # The noise of a row is that of rows of their own. Two states would not fit.
-        del state
-        gather = jax.jit(lambda state, views: solver.gather(problem, state, views), donate_argnums=0)
-        state = jax.jit(solver.init, static_argnums=2)(problem, views, k, jax.random.key(0))
-        for seed in range(4, 12, 2):
-            views = tuple(jax.random.normal(jax.random.key(seed + i), (b, d // 2), dtype) for i in range(2))
-            state = move(gather(state, views), None)
-        wait = max(LEAST * len(state.lam), LATE * MANY, (float(state.kappa) * MANY / PACE) ** 0.5)
-        return took, moves, wait
+        moves, _ = repeated(move, state, views, 1)
+        return took, moves, LATE * MANY
 
 
 def repeated(

@@ -43,7 +43,7 @@ def test_the_game_is_exact_sums_where_these_fit_and_else_has_the_rank_that_fits(
     assert asked.rank == 7
     game = es.solvers.Game()
     for budget in (1e6, 2e7, 1e9):
-        rank = game.rank_within(budget, 20_000, [10_000, 10_000], 8)
+        rank = game.rank_within(budget, 20_000, 8)
         state = jax.eval_shape(
             lambda rank=rank: es.solvers.Game(rank=rank).init(
                 es.problems.cca(), tuple(jnp.zeros((1, 10_000)) for _ in range(2)), 8, jax.random.key(0)

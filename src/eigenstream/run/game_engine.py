@@ -229,7 +229,7 @@ class GameEngine(SteppingEngine):
         self.info = self._apply("info", self.state)
         kept: list[Any] = jax.tree.leaves(self._kept_state())
         guard, sizes = self.outliers, np.array(sorted(self._sizes), int)
-        counters = [self._left, self._bytes, guard.seen, guard.count]
+        counters = [self._left, self._bytes, self._moved, guard.seen, guard.count]
         return [*kept, *map(float, counters), guard.energies, np.array(guard.named, int), sizes]
 
     def restore(self, arrays: dict[int, np.ndarray], epoch: int) -> None:
@@ -237,11 +237,11 @@ class GameEngine(SteppingEngine):
             self._reread()
         super().restore(arrays, epoch)
         last, guard = len(jax.tree.leaves(self._kept_state())), self.outliers
-        self._left, self._bytes = float(arrays[last]), int(arrays[last + 1])
-        guard.seen, guard.count = int(arrays[last + 2]), int(arrays[last + 3])
-        guard.energies = arrays.get(last + 4, np.zeros(0))
-        guard.named = arrays.get(last + 5, np.zeros(0, int)).tolist()
-        self._sizes = set(arrays.get(last + 6, np.zeros(0, int)).tolist())
+        self._left, self._bytes, self._moved = float(arrays[last]), int(arrays[last + 1]), bool(arrays[last + 2])
+        guard.seen, guard.count = int(arrays[last + 3]), int(arrays[last + 4])
+        guard.energies = arrays.get(last + 5, np.zeros(0))
+        guard.named = arrays.get(last + 6, np.zeros(0, int)).tolist()
+        self._sizes = set(arrays.get(last + 7, np.zeros(0, int)).tolist())
         self._kept = None
 
     def snapshot_due(self, steps: int) -> bool:
@@ -257,7 +257,8 @@ class GameEngine(SteppingEngine):
         return {**super().snapshot(), "heldout": self.sign * known.heldout, "shortfall": known.shortfall}
 
     def _verdict(self) -> Any:
-        return verdict(on_host(self.state), self.fits)
+        # Only short arrays are fetched.
+        return verdict(self.state, self.fits)
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
         self._examine()

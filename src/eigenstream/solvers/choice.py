@@ -73,9 +73,8 @@ def _within_budget(
             return Exact(half_life=game.half_life), f"{why}, where a game gains nothing"
         reason = f"{reason}: {why}" if reason == "as given" else reason
     room = (free_bytes() / 2 if budget is None else budget) * shards
-    blocks = sizes if len(problem.blocks(tuple(sizes))) == len(sizes) > 1 else [d]
-    rank = game.rank_within(room, d, blocks, k or problem.most_components(sizes))
-    return replace(game, rank=rank), reason if problem.diagonal_only else f"{reason}; a preconditioner of rank {rank}"
+    rank = game.rank_within(room, d, k or problem.most_components(sizes))
+    return replace(game, rank=rank), reason if problem.diagonal_only else f"{reason}; a sketch of rank {rank}"
 
 
 def _automatic(problem: Problem, d: int, which: str, budget: float | None, shards: int) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.solvers.game.filter import scores
 from eigenstream.solvers.game.move import move_players
-from eigenstream.solvers.game.preconditioner import Diagonal, Sample, Whole
+from eigenstream.solvers.game.preconditioner import Diagonal, Sketch
 from eigenstream.solvers.game.state import GameState, Gathered
 from eigenstream.solvers.game.verdict import HeldOut
 from eigenstream.solvers.schedules import check_half_life, memory_rows
@@ -101,22 +101,13 @@ class Game:
         extra = min(max(k // 2, FEWEST), MOST) if self.extra is None else self.extra
         return min(k + extra, d)
 
-    def rank_within(self, budget: float, d: int, blocks: list[int], k: int) -> int:
-        """The largest rank whose state takes at most ``budget`` bytes; ``blocks``: dimensions of ``B``'s blocks."""
+    def rank_within(self, budget: float, d: int, k: int) -> int:
+        """The largest rank whose state takes at most ``budget`` bytes, for ``d`` columns.
 
-        def state(rank: int) -> float:
-            blocks_of_B = sum(b * min(b, rank) for b in blocks)
-            return 4.0 * (LONG * self.players(d, k) * d + blocks_of_B)
-
-        low, high = 1, max(blocks)
-        if state(high) <= budget:
-            return high
-        # The inner products of more rows would take longer than the products with the players.
-        high = min(high, RANK)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if state(middle) <= budget else (low, middle - 1)
-        return low
+        The inner products of more than RANK rows would take longer than the products with the players.
+        """
+        left = budget / (4 * d) - LONG * self.players(d, k)
+        return max(1, min(RANK, d // 2, int(left / 2)))
 
     def init(self, problem: Problem, batch: Tree, k: int, key: jax.Array) -> GameState:
         """The state before the first step; ``batch`` gives shapes only."""
@@ -148,6 +139,7 @@ class Game:
             rows_known=zero,
             rows_to_next_move=jnp.full((), 2 * K, dtype),
             fit=zero,
+            tried=jnp.array(False),
             heldout=HeldOut.empty(k, dtype),
             gains=jnp.full(GAINS, jnp.nan, dtype),
             step=count,
@@ -187,13 +179,7 @@ class Game:
         if problem.diagonal_only:
             ones = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), template)
             return Diagonal(ones, zero, zero if problem.orthonormal else zero + 1)
-        rank = self.rank or RANK
-        return tuple(
-            Whole.empty(block, problem.ridge)
-            if players.size(block) <= rank
-            else Sample.empty(block, rank, problem.ridge)
-            for block in problem.blocks(template)
-        )
+        return Sketch.empty(problem.blocks(template), self.rank or RANK, problem.ridge)
 
     def step(self, problem: Problem, state: GameState, batch: Tree) -> tuple[GameState, Info]:
         """Multiply one batch; move once enough rows are gathered."""
@@ -234,12 +220,10 @@ class Game:
         if problem.diagonal_only:
             metric: Any = state.metric.observe(problem.diagonal(memory, batch), b, horizon)
         else:
-            blocks = problem.metric_rows(memory, batch)
-            metric = tuple(each.observe(x, horizon) for each, x in zip(state.metric, blocks, strict=True))
+            metric = state.metric.observe(problem.metric_rows(memory, batch), horizon)
 
             def standardised(S: Tree) -> Tree:
-                parts = zip(problem.blocks(S), metric, strict=True)
-                return problem.joined(tuple(jax.tree.map(jnp.divide, v, each.deviations()) for v, each in parts))
+                return problem.joined(jax.tree.map(jnp.divide, problem.blocks(S), metric.deviations()))
 
             # The first players are drawn for columns of unit variance, so that units do not matter.
             state = state._replace(S=jax.lax.cond(state.step == 0, standardised, lambda S: S, state.S))

@@ -15,13 +15,11 @@ import jax.numpy as jnp
 from eigenstream.core import players
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
-from eigenstream.solvers.game.preconditioner import BlockPreconditioner
+from eigenstream.solvers.game.preconditioner import Factored
 from eigenstream.solvers.game.state import GameState, Gathered
 
 #: Eigenvalues of a Gram matrix below this share of the largest are rounding.
 CUTOFF = 1e-5
-#: Weight of the newest measurement of the noise.
-FRESH = 0.3
 #: Noise is measured relative to an eigenvalue of at least this share of the largest.
 OWN = 0.1
 
@@ -41,7 +39,7 @@ class Corrected(NamedTuple):
     rows: jax.Array
 
 
-def correct(problem: Problem, state: GameState, P: BlockPreconditioner, half_life: float | None) -> Corrected:
+def correct(problem: Problem, state: GameState, P: Factored, half_life: float | None) -> Corrected:
     """Correct the tracked products by those of the rows gathered; of all rows these need no correction."""
     K, n = len(state.lam), state.gathered.rows
     A, B = (players.scale(1 / n, sums) for sums in state.gathered[1:])
@@ -64,7 +62,7 @@ def correct(problem: Problem, state: GameState, P: BlockPreconditioner, half_lif
 
 
 def _noise(
-    problem: Problem, state: GameState, P: BlockPreconditioner, A: Tree, B: Tree, expected: Any
+    problem: Problem, state: GameState, P: Factored, A: Tree, B: Tree, expected: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The noise of one row in each player's residual, and in ``B w`` and ``B v``, by the errors of tracked products."""
     K = len(state.lam)
@@ -75,10 +73,12 @@ def _noise(
     if not problem.diagonal_only:
         more = players.subtract(players.take(B, 0, K), players.take(state.MB, 0, K))
         surprise = players.subtract(surprise, players.scale(state.lam, more))
-    weight = jnp.where(known, jnp.where(state.moves == 1, 1, FRESH), 0)
+    # The last rows of a stream may be few.
+    share = jnp.minimum(1, state.gathered.rows / state.rows_to_next_move)
+    weight = jnp.where(known, jnp.where(state.moves == 1, 1, share), 0)
     noise = state.noise + weight * (players.dot(surprise, P.solve(surprise)) / expected - state.noise)
     if not problem.diagonal_only:
-        kappa = state.kappa + jnp.where(known, FRESH, 1) * (P.kappa - state.kappa)
+        kappa = state.kappa + jnp.where(known, share, 1) * (P.kappa - state.kappa)
         seen = (players.dot(more, P.solve(more)) / expected).mean()
         return noise, kappa, state.own + weight * (jnp.minimum(seen, kappa) - state.own)
     # B is known, so all noise is in A. Before the first measurement take κ = the number of rows.

@@ -11,25 +11,27 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
+import numpy as np
 
 from eigenstream.core import players
 from eigenstream.core.precision import for_moves
 from eigenstream.core.ritz import largest_quotient, orthogonal, small_eigh
+from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem, Products
 from eigenstream.solvers.game.filter import CUTOFF, Corrected, correct, symmetric
-from eigenstream.solvers.game.preconditioner import BlockPreconditioner
 from eigenstream.solvers.game.state import GameState
 from eigenstream.solvers.paper import direction
 
-#: Players move every ``√(κ T / PACE)`` rows while residuals exceed their noise; less often where they do not, down to
-#: the share ``UNCLEAR`` of that frequency squared.
-PACE, UNCLEAR = 4.0, 0.2
 #: Eigenvalues within the span are lowered by this many standard deviations of their noise.
 DOUBT = 0.5
-#: Players wait for at least this many rows each: fewer cost more time in moves than in products.
-LEAST = 4.0
-#: ... and for this share of all rows so far: late moves gain little.
-LATE = 0.05
+#: Players wait for this share of all rows so far: moves on fewer lose more by noise than they gain,
+LATE = 0.1
+#: and for this share of the rank of the sketch.
+FILL = 0.5
+#: The share of the search directions that are eigenvectors of the sketch.
+TRIED = 8
+#: They take over if they score this many times higher: close to the end, players know more rows than the sketch.
+MARGIN = 1.01
 
 
 class Ritz(NamedTuple):
@@ -61,7 +63,7 @@ def move_players(problem: Problem, state: GameState, half_life: float | None) ->
 
 def _moved(problem: Problem, state: GameState, half_life: float | None) -> GameState:
     K, k = len(state.lam), state.k
-    P = BlockPreconditioner(problem, state.metric, state.exact)
+    P = state.metric.factor(problem, state.exact, K)
     known = correct(problem, state, P, half_life)
     found = rayleigh_ritz(problem, state, known)
     S, MA, MB = (players.combine(found.C.T, M) for M in (state.S, known.MA, known.MB))
@@ -78,29 +80,34 @@ def _moved(problem: Problem, state: GameState, half_life: float | None) -> GameS
     shift = 0.0 if problem.promises_positive else 2 * jnp.maximum(0, -lam.min())
     pair = Products(AV, BV), Products(AV, BV)
     g = players.scale(1 / norms, direction(V, [pair], BV, norms, shift))
-    W = P.solve(g)
-    steep = jnp.sqrt(jnp.maximum(players.dot(g, W), 0))
-    unit = jnp.where(steep > 0, 1 / jnp.where(steep > 0, steep, 1), 0)
-    # P-orthonormal: W P Wᵀ is W gᵀ.
-    W = players.scale(unit, W)
-    G = players.gram(W, players.scale(unit, g))
-    L = jnp.linalg.cholesky((G + G.T) / 2 + CUTOFF * jnp.eye(K, dtype=G.dtype))
-    # Rounding may make G indefinite: then W stays as it is.
-    L = jnp.where(jnp.isfinite(L).all(), L, jnp.eye(K, dtype=G.dtype))
-    W = players.combine(jax.scipy.linalg.solve_triangular(L, jnp.eye(K, dtype=G.dtype), lower=True), W)
+    W, steep = conjugate(P.solve(g), g)
     # B-orthogonalise W against the players, or the Gram matrix is singular in float32.
     W = players.subtract(W, players.combine(players.gram(W, MB), S))
 
-    # Rows to wait for before the next move.
+    gained, tried = found.gained, jnp.array(False)
+    if P.sketched is not None:
+        # The sketch's own eigenvectors take over once some of them score higher on the rows gathered.
+        E, PE, inner = P.sketched
+        some = sample(k, K)
+        scored, rival = score(state, 2 * K - len(some) + np.arange(len(some))), score(state, some)
+        tried = state.tried & (scored > rival * MARGIN) & jnp.isfinite(inner).all()
+        # On rows that the sketch has seen its eigenvalues are too large.
+        inner = inner * jnp.clip(scored / jnp.maximum(inner[some].sum(), tiny), 0, 1)
+        gain = (inner[:k] - lam[:k]).sum() / jnp.maximum(inner[:k].sum(), tiny)
+        unit = players.scale(1 / jnp.sqrt(norms), V)
+        W = jax.tree.map(lambda w, e: w.at[K - len(some) :].set(e[some]), W, E)
+        new = E, players.scale(inner, PE), PE, unit, jnp.eye(K, dtype=N.dtype) / P.metric.weight, inner, gain, False
+        now = V, AV, BV, W, N, lam, gained, True
+        S, AV, BV, W, N, lam, gained, tried = jax.tree.map(lambda a, b: jnp.where(tried, a, b), new, now)
+
     floors = jnp.sqrt(jnp.maximum(known.noise * jnp.diag(N), 0))[:k]
-    clear = (steep[:k] ** 2).sum() / jnp.maximum((floors**2).sum(), tiny)
-    wait = jnp.sqrt(known.kappa * known.rows / (PACE * jnp.clip(clear, UNCLEAR, 1)))
+    wait = jnp.maximum(max(K, FILL * state.metric.rank), LATE * known.rows)
     return state._replace(
         S=players.stack(S, W),
         MA=AV,
         MB=None if problem.diagonal_only else BV,
         N=N,
-        metric=state.metric if state.exact else P.metric,
+        metric=P.metric,
         lam=lam,
         size=found.size,
         kappa=known.kappa,
@@ -109,15 +116,41 @@ def _moved(problem: Problem, state: GameState, half_life: float | None) -> GameS
         preconditioned_residuals=steep[:k] / found.size,
         floors=floors / found.size,
         fit=found.fit,
+        tried=tried,
         rows_known=known.rows,
-        rows_to_next_move=jnp.maximum(jnp.maximum(LEAST * K, LATE * known.rows), wait),
+        rows_to_next_move=wait,
         heldout=state.heldout if state.exact else state.heldout.after_move(),
         # No gain is recorded for the first move: there is nothing to compare with.
-        gains=jnp.append(state.gains[1:], jnp.where(state.moves == 0, jnp.nan, found.gained)),
+        gains=jnp.append(state.gains[1:], jnp.where(state.moves == 0, jnp.nan, gained)),
         moves=state.moves + 1,
         rank=found.rank,
         failed=jnp.array(False),
     )
+
+
+def sample(k: int, K: int) -> np.ndarray:
+    """Indices of players that stand for the ``k`` leading ones."""
+    return np.linspace(0, k - 1, min(k, max(1, K // TRIED))).round().astype(int)
+
+
+def score(state: GameState, rows: np.ndarray) -> jax.Array:
+    """The sum of the Rayleigh quotients of some vectors of ``S`` on the rows gathered."""
+    v, a, b = (jax.tree.map(lambda x: x[rows], M) for M in (state.S, *state.gathered[1:]))
+    a, b = players.dot(v, a), players.dot(v, b)
+    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0).sum()
+
+
+def conjugate(W: Tree, g: Tree) -> tuple[Tree, jax.Array]:
+    """``P``-orthonormal combinations of ``W = P⁻¹ g``, and the norms of ``W``."""
+    # W P Wᵀ is W gᵀ.
+    steep = jnp.sqrt(jnp.maximum(players.dot(g, W), 0))
+    unit = jnp.where(steep > 0, 1 / jnp.where(steep > 0, steep, 1), 0)
+    W = players.scale(unit, W)
+    G, eye = players.gram(W, players.scale(unit, g)), jnp.eye(len(unit), dtype=unit.dtype)
+    L = jnp.linalg.cholesky((G + G.T) / 2 + CUTOFF * eye)
+    # Rounding may make G indefinite: then W stays as it is.
+    L = jnp.where(jnp.isfinite(L).all(), L, eye)
+    return players.combine(jax.scipy.linalg.solve_triangular(L, eye, lower=True), W), steep
 
 
 def rayleigh_ritz(problem: Problem, state: GameState, known: Corrected) -> Ritz:

@@ -1,31 +1,40 @@
-"""The preconditioner ``P ≈ B`` of the game, one for each diagonal block of ``B``.
-
-`Diagonal` is ``B`` itself, `Whole` the second moments of all rows so far, and `Sample` those of some rows, where all
-take too much memory. The last two work on standardised columns, so units do not matter.
-"""
+"""The preconditioner ``P ≈ B`` of the game: `Diagonal` where ``B`` is diagonal, else a `Sketch` of all rows so far."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.linalg
 
 from eigenstream.core import players, views
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 
-#: A sample of rows is renewed, a block at a time, whenever the rows have grown by this factor.
-GROWTH = 1.35
-#: Directions outside a sample of r rows count as at most r / OUTSIDE while the products are noisy.
-OUTSIDE = 8
 #: To each column's variance ``(d q / FEW T)²`` of itself is added, with the kurtosis ``q`` of the column: T rows say
 #: little about small eigenvalues, and less about a column that few of them touch.
 FEW = 12
-#: Random vectors that measure the leverages of rows.
-PROBES = 16
+#: ``Δ`` counts this many times in the sketch's own eigenvectors: they fit the rows behind it, and not others.
+SHRUNK = 2.0
+#: The rounding of Gram matrices, relative to their largest eigenvalue.
+JITTER = 5e-7
 #: The least variance of a standardised direction: float32 resolves no less.
 LEAST = 1e-5
+
+
+class Factored(NamedTuple):
+    """A preconditioner that is ready for use."""
+
+    #: ``G ↦ P⁻¹ G``.
+    solve: Callable[[Tree], Tree]
+    #: ``κ = E[h²] / E[h]``, summed over the blocks: a row changes ``B v`` by ``h`` in the norm of ``P⁻¹``.
+    kappa: Any
+    #: What is carried on.
+    metric: Any
+    #: The leading eigenvectors ``E`` of the sketch's own problem, ``P E`` and their eigenvalues, or None.
+    sketched: tuple[Tree, Tree, jax.Array] | None = None
 
 
 class Diagonal(NamedTuple):
@@ -37,205 +46,186 @@ class Diagonal(NamedTuple):
     #: 1 if the diagonal is estimated from rows, 0 if it is given.
     estimated: jax.Array
 
+    @property
+    def rank(self) -> int:
+        """It needs no rows for a decomposition."""
+        return 0
+
     def exact(self, V: Tree) -> Tree:
         """``B V`` by the current estimate of ``B``."""
         return jax.tree.map(lambda v, p: v * p, V, self.values)
-
-    def solver(self) -> Any:
-        # The mean of half a row is added to every coordinate: no row may have touched some of them yet.
-        d = players.size(self.values)
-        mean = sum(p.sum() for p in jax.tree.leaves(self.values)) / d
-        unseen = self.estimated * mean * d / (2 * jnp.maximum(self.rows, 1))
-        return lambda G: jax.tree.map(lambda g, p: g / (p + unseen), G, self.values)
 
     def observe(self, values: Tree, count: Any, horizon: float) -> Diagonal:
         """Update the running mean of the diagonal, over at most ``horizon`` rows, by ``count`` new rows."""
         total = jnp.minimum(self.rows, horizon) + count
         return self._replace(values=_towards(self.values, values, count / total), rows=total)
 
+    def factor(self, problem: Problem, exactly: bool, count: int) -> Factored:
+        # The mean of half a row is added to every coordinate: no row may have touched some of them yet.
+        d = players.size(self.values)
+        mean = sum(p.sum() for p in jax.tree.leaves(self.values)) / d
+        unseen = self.estimated * mean * d / (2 * jnp.maximum(self.rows, 1))
+        return Factored(lambda G: jax.tree.map(lambda g, p: g / (p + unseen), G, self.values), 0.0, self)
 
-class Whole(NamedTuple):
-    """``P``: the second moments of one block of ``B``."""
 
-    moments: jax.Array
-    #: Mean fourth powers of the columns.
-    fourth: jax.Array
+class Sketch(NamedTuple):
+    """``P = Zᵀ Z + Δ`` in each block of ``B``, with a diagonal ``Δ`` in units of the columns' variances.
+
+    ``Zᵀ Z`` is the leading part of the second moments of all rows and columns, by an incremental singular value
+    decomposition of standardised columns.
+    """
+
+    #: r rows of the decomposition, then room for r new rows; a tuple of one tree for each block.
+    Z: tuple[Tree, ...]
+    #: New rows, rows in the decomposition, and rows of the stream.
+    held: jax.Array
+    weight: jax.Array
     rows: jax.Array
+    #: Mean squares of the columns and means of their fourth powers relative to squared mean squares.
+    squares: tuple[Tree, ...]
+    kurtosis: tuple[Tree, ...]
+    #: The variance of a standardised direction outside the sketch.
+    floor: jax.Array
     #: The problem's ridge, relative to the mean eigenvalue of ``B``.
     ridge: jax.Array
-    #: Vectors with covariance ``P⁻¹``: the mean of ``⟨x, z⟩²`` is the leverage of ``x``.
-    probes: Tree
-    #: Sums of the leverages of rows and of their squares, since the probes were drawn.
-    leverages: jax.Array
 
     @classmethod
-    def empty(cls, template: Tree, ridge: float) -> Whole:
-        d, dtype = players.size(template), jax.tree.leaves(template)[0].dtype
-        zero, probes = jnp.zeros((), dtype), players.blank(PROBES, template)
-        return cls(jnp.zeros((d, d), dtype), jnp.zeros(d, dtype), zero, zero + ridge, probes, jnp.zeros(2, dtype))
+    def empty(cls, blocks: tuple[Tree, ...], rank: int, ridge: float) -> Sketch:
+        dtype = jax.tree.leaves(blocks)[0].dtype
+        zero, zeros = jnp.zeros((), dtype), [players.take(players.blank(1, blocks), 0, 1) for _ in range(2)]
+        squares, kurtosis = (jax.tree.map(lambda x: x[0], each) for each in zeros)
+        Z = players.blank(2 * max(1, min(rank, players.size(blocks) // 2)), blocks)
+        return cls(Z, zero, zero, zero, squares, kurtosis, zero + 1, zero + ridge)
 
-    def observe(self, x: Tree, horizon: float) -> Whole:
-        n = views.n_rows(x)
+    @property
+    def rank(self) -> int:
+        """r, the rank of the sketch."""
+        return jax.tree.leaves(self.Z)[0].shape[0] // 2
+
+    def deviations(self) -> tuple[Tree, ...]:
+        """Standard deviations of the columns; 1 for columns that were 0 in all rows."""
+        return jax.tree.map(lambda s: jnp.sqrt(jnp.where(s > 0, s, 1)), self.squares)
+
+    def observe(self, blocks: tuple[Tree, ...], horizon: float) -> Sketch:
+        """Learn the columns' variances from rows, and take in as many of the rows as there is room for."""
+        r, n, x = self.rank, views.n_rows(blocks), views.dense(blocks)
         total = jnp.minimum(self.rows, horizon) + n
-        h = (views.project(x, self.probes) ** 2).mean(0)
-        # The leverages with the rows themselves in P (Sherman and Morrison).
-        h = h / (1 + h / total)
-        X = players.flat(views.dense(x)).astype(self.moments.dtype)
-        with jax.default_matmul_precision("highest"):
-            moments = _towards(self.moments, X.T @ X / n, n / total)
-        fourth = _towards(self.fourth, (X**4).mean(0), n / total)
-        leverages = self.leverages + jnp.stack([h.sum(), (h**2).sum()])
-        return self._replace(moments=moments, fourth=fourth, rows=total, leverages=leverages)
-
-    def deviations(self) -> Tree:
-        """Those of the columns, shaped like one row."""
-        row = jax.tree.map(lambda v: v[0], self.probes)
-        return jax.tree.map(lambda v: v[0], players.from_matrix(_deviations(jnp.diag(self.moments))[:, None], row))
-
-    def factor(self, exactly: bool) -> tuple[Any, jax.Array, Whole]:
-        """``P⁻¹`` as a function, ``κ``, and the block with new probes."""
-        d, variances = len(self.moments), jnp.diag(self.moments)
-        more = self.ridge * variances.sum() / d
-        if not exactly:
-            kurtosis = self.fourth / jnp.where(variances > 0, variances, 1) ** 2
-            more = more + (d * kurtosis / (FEW * self.rows)) ** 2 * variances
-        scale = 1 / _deviations(variances + more)
-        C = scale[:, None] * (self.moments + jnp.diag(jnp.broadcast_to(more, d))) * scale
-        L = jnp.linalg.cholesky(C + LEAST * jnp.eye(d, dtype=C.dtype))
-
-        def solve(G: Tree) -> Tree:
-            flat = jax.scipy.linalg.cho_solve((L, True), (players.flat(G) * scale).T).T * scale
-            return players.from_matrix(flat.T, jax.tree.map(lambda g: g[0], G))
-
-        first, second = self.leverages
-        # The squares of estimates from PROBES normal numbers are too large by 1 + 2 / PROBES.
-        kappa = second / jnp.where(first > 0, first, 1) / (1 + 2 / PROBES)
-        kappa = jnp.where(first > 0, kappa, jnp.minimum(self.rows, d))
-        normal = jax.random.normal(jax.random.key(self.rows.astype(jnp.int32)), (d, PROBES), C.dtype)
-        z = jax.scipy.linalg.solve_triangular(L.T, normal, lower=False) * scale[:, None]
-        probes = players.from_matrix(z, jax.tree.map(lambda v: v[0], self.probes))
-        return solve, kappa, self._replace(probes=probes, leverages=0 * self.leverages)
-
-
-class Sample(NamedTuple):
-    """``P = D (Zᵀ Z / r + δ I) D``, with ``r`` standardised rows ``Z`` of the stream."""
-
-    #: Standardised rows, zeros until it is full, and their inner products.
-    Z: Tree
-    inner: jax.Array
-    #: Rows in the sample, where the next ones go, and the rows of the stream when it was renewed.
-    held: jax.Array
-    place: jax.Array
-    renewed: jax.Array
-    #: Means of the columns' squares and fourth powers, shaped like one row, and the rows behind them.
-    squares: Tree
-    fourth: Tree
-    rows: jax.Array
-    ridge: jax.Array
-
-    @classmethod
-    def empty(cls, template: Tree, r: int, ridge: float) -> Sample:
-        dtype = jax.tree.leaves(template)[0].dtype
-        zero, count = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
-        squares, fourth = (jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), template) for _ in range(2))
-        inner, Z = jnp.zeros((r, r), dtype), players.blank(r, template)
-        return cls(Z, inner, count, count, zero, squares, fourth, zero, zero + ridge)
-
-    def _scale(self) -> tuple[Tree, jax.Array]:
-        """``D⁻¹``, and the share of the ridge in a column of unit variance."""
-        d = players.size(self.squares)
-        added = self.ridge * sum(q.sum() for q in jax.tree.leaves(self.squares)) / d
-        # A column with longer tails than a Gaussian's counts as larger, or one row could decide a move.
-        calm = jax.tree.map(lambda s, f: jnp.maximum(s, f / jnp.where(s > 0, 3 * s, 1)), self.squares, self.fourth)
-        scale = jax.tree.map(lambda s: 1 / _deviations(s + added), calm)
-        return scale, sum((added * s**2).sum() for s in jax.tree.leaves(scale)) / d
-
-    def observe(self, x: Tree, horizon: float) -> Sample:
-        r, n = len(self.inner), views.n_rows(x)
-        x = views.dense(x)
-        total = jnp.minimum(self.rows, horizon) + n
-        squares, fourth = (
-            jax.tree.map(lambda old, leaf, p=p: _towards(old, (leaf**p).mean(0), n / total), old, x)
-            for p, old in ((2, self.squares), (4, self.fourth))
-        )
-        renewed = jnp.minimum(self.renewed, horizon / GROWTH)
-        new = self._replace(squares=squares, fourth=fourth, rows=total, renewed=renewed)
-        due = (self.held < r) | (total >= GROWTH * renewed)
-        some = jax.tree.map(lambda leaf: leaf[:r], x)
-        return jax.lax.cond(due, Sample._renewed, lambda s, x: s, new, some)
-
-    def deviations(self) -> Tree:
-        """Those of the columns, shaped like one row."""
-        return jax.tree.map(_deviations, self.squares)
-
-    def _renewed(self, x: Tree) -> Sample:
-        """Put rows in the place of the oldest."""
-        r, n = len(self.inner), views.n_rows(x)
-        new = jax.tree.map(jnp.multiply, x, self._scale()[0])
-        place = jnp.minimum(self.place, r - n)
+        share = n / total
+        squares = _towards(self.squares, jax.tree.map(lambda leaf: (leaf**2).mean(0), x), share)
+        safe = jax.tree.map(lambda s: jnp.where(s > 0, s, 1), squares)
+        # Relative to the variances: fourth powers themselves overflow.
+        before = jax.tree.map(lambda q, old, s: q * (old / s) ** 2, self.kurtosis, self.squares, safe)
+        kurtosis = _towards(before, jax.tree.map(lambda leaf, s: ((leaf**2 / s) ** 2).mean(0), x, safe), share)
+        place = (r + jnp.minimum(self.held, r - min(n, r))).astype(jnp.int32)
         put = jax.lax.dynamic_update_slice_in_dim
-        Z = jax.tree.map(lambda z, q: put(z, q.astype(z.dtype), place, 0), self.Z, new)
+        Z = jax.tree.map(lambda z, leaf: put(z, leaf[:r].astype(z.dtype), place, 0), self.Z, x)
+        held, weight = jnp.minimum(self.held + n, r), jnp.minimum(self.weight, horizon)
+        return self._replace(Z=Z, held=held, weight=weight, rows=total, squares=squares, kurtosis=kurtosis)
+
+    def outside(self, exactly: bool) -> tuple[Tree, ...]:
+        """``Δ``."""
+
+        def of(squares: Tree, kurtosis: Tree) -> Tree:
+            d = players.size(squares)
+            ridge = self.ridge * sum(s.sum() for s in jax.tree.leaves(squares)) / d
+
+            def each(s: jax.Array, q: jax.Array) -> jax.Array:
+                few = 0 if exactly else (d * q / (FEW * jnp.maximum(self.rows, 1))) ** 2
+                delta = s * (self.floor + few) + ridge
+                return jnp.where(delta > 0, delta, 1)
+
+            return jax.tree.map(each, squares, kurtosis)
+
+        return tuple(of(s, q) for s, q in zip(self.squares, self.kurtosis, strict=True))
+
+    def factor(self, problem: Problem, exactly: bool, count: int) -> Factored:
+        """``P`` of all rows so far; ``exactly``: for products without sampling noise; ``count``: eigenvectors."""
+        r, eye = self.rank, jnp.eye(self.rank, dtype=self.floor.dtype)
+        delta = self.outside(exactly)
         with jax.default_matmul_precision("highest"):
-            along = players.gram(Z, new)
-        inner = put(put(self.inner, along, place, 1), along.T, place, 0)
-        held, after = jnp.maximum(self.held, place + n), jnp.where(place + n < r, place + n, 0)
-        return self._replace(Z=Z, inner=inner, held=held, place=after, renewed=self.rows)
+            scaled = jax.tree.map(lambda z, v: z / jnp.sqrt(v), self.Z, delta)
+            grams = [players.gram(z, z) for z in scaled]
+        new = jnp.arange(r) < self.held
+        kappa = sum(self._noise(g, new) for g in grams)
+        if exactly:
+            Z, grams, floor = players.take(self.Z, 0, r), [g[:r, :r] for g in grams], self.floor
+        else:
+            total = self.weight + self.held
+            root = jnp.sqrt(jnp.concatenate([jnp.full(r, self.weight), new]) / jnp.maximum(total, 1))
+            C = (root[:, None] * jnp.linalg.eigh(root[:, None] * sum(grams) * root)[1][:, ::-1][:, :r]).T
+            Z, grams = players.combine(C, self.Z), [C @ g @ C.T for g in grams]
+            energies = players.dot(*2 * (jax.tree.map(jnp.divide, Z, self.deviations()),))
+            # The directions of a few rows fit those rows, and not others: half of their number is a fair place.
+            floor = jnp.clip(energies[jnp.minimum(total / 2, r - 1).astype(jnp.int32)], LEAST, 1)
 
-    def factor(self, exactly: bool) -> tuple[Any, jax.Array, Sample]:
-        """``P⁻¹`` as a function, ``κ``, and the block itself."""
-        d, r = players.size(self.squares), len(self.inner)
-        scale, ridge = self._scale()
-        held = self.held.astype(self.rows.dtype)
-        there = jnp.arange(r) < held
-        least = LEAST * jnp.trace(self.inner) / held
+        def factors(times: float) -> list[jax.Array]:
+            return [jnp.linalg.cholesky((g + g.T) / 2 / times + eye) for g in grams]
 
-        def inverse(more: jax.Array) -> jax.Array:
-            K = self.inner + jnp.diag(jnp.where(there, more, 1))
-            return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(K), True), jnp.eye(r, dtype=K.dtype))
+        def solver(factors: list[jax.Array], times: float = 1.0) -> Callable[[Tree], Tree]:
+            def solve(G: Tree) -> Tree:
+                out = []
+                for g, s, z, L in zip(problem.blocks(G), delta, Z, factors, strict=True):
+                    g = jax.tree.map(lambda a, s: a / (times * s), g, s)
+                    along = jax.scipy.linalg.cho_solve((L, True), players.gram(z, g)).T
+                    lifted = players.combine(along, z)
+                    out.append(jax.tree.map(lambda a, b, s: a - b / (times * s), g, lifted, s))
+                return problem.joined(tuple(out))
 
-        # The mean square of a row outside the span of the others.
-        outside = jnp.where(there, 1 / jnp.diag(inverse(least)), 0).sum() / held
-        counted = d - held if exactly else jnp.minimum(d - held, held / OUTSIDE)
-        floor = jnp.maximum(outside / jnp.maximum(counted, 1) + ridge, least)
-        F = inverse(held * floor)
-        # The leverages of the rows, each without its own part in P (Sherman and Morrison).
-        own = jnp.where(there, jnp.clip(1 - held * floor * jnp.diag(F), 0, 1), 0)
-        h = held * own / jnp.maximum(1 - own, 1 / self.rows)
-        kappa = (h**2).sum() / jnp.maximum(h.sum(), jnp.finfo(h.dtype).tiny)
+            return solve
 
-        def solve(G: Tree) -> Tree:
-            G = jax.tree.map(jnp.multiply, G, scale)
-            along = players.gram(G, self.Z) @ F
-            G = players.scale(1 / floor, players.subtract(G, players.combine(along, self.Z)))
-            return jax.tree.map(jnp.multiply, G, scale)
+        solve = solver(factors(1.0))
+        sketched = None
+        if len(Z) > 1 and not exactly:
+            shrunk = factors(SHRUNK)
+            lam, coordinates = _eigenvectors(shrunk, count)
+            PE = problem.joined(tuple(players.combine(c.T, z) for c, z in zip(coordinates, Z, strict=True)))
+            sketched = solver(shrunk, SHRUNK)(PE), PE, lam
+        if exactly:
+            return Factored(solve, kappa, self, sketched)
+        room = players.stack(Z, players.take(self.Z, r, 2 * r))
+        return Factored(solve, kappa, self._replace(Z=room, held=0 * self.held, weight=total, floor=floor), sketched)
 
-        return solve, kappa, self
+    def _noise(self, G: jax.Array, new: jax.Array) -> jax.Array:
+        """``E[h²] / E[h]`` of one block's new rows, by the sketch without them, from inner products in units of Δ."""
+        r = len(new)
+        L = jnp.linalg.cholesky(jnp.where(self.weight > 0, G[:r, :r], 0) + jnp.eye(r, dtype=G.dtype))
+        h = jnp.diag(G)[r:] - (jax.scipy.linalg.solve_triangular(L, G[:r, r:], lower=True) ** 2).sum(0)
+        h = jnp.where(new, jnp.maximum(h, 0), 0)
+        # With the row itself among all rows (Sherman and Morrison).
+        h = h / (1 + h / jnp.maximum(self.rows, 1))
+        return (h**2).sum() / jnp.maximum(h.sum(), jnp.finfo(h.dtype).tiny)
 
 
-class BlockPreconditioner:
-    """``P⁻¹`` of whole players, one block of ``B`` at a time; ``exactly``: the products have no sampling noise."""
+def _eigenvectors(factors: list[jax.Array], count: int) -> tuple[jax.Array, list[jax.Array]]:
+    """The leading eigenvalues of ``A`` in the sketch, and for each block ``c`` with ``P v = Zᵀ c``.
 
-    def __init__(self, problem: Problem, metric: Any, exactly: bool = False):
-        self._problem = problem
-        self._whole = metric.solver() if isinstance(metric, Diagonal) else None
-        factors = () if self._whole else [block.factor(exactly) for block in metric]
-        self._blocks = [solve for solve, _, _ in factors]
-        #: The preconditioner for further rows.
-        self.metric = metric if self._whole else tuple(block for _, _, block in factors)
-        #: ``κ = E[h²] / E[h]``, summed over the blocks: a row changes ``B v`` by ``h`` in the norm of ``P⁻¹``.
-        self.kappa = 0.0 if self._whole else sum(kappa for _, kappa, _ in factors)
+    ``A`` has the blocks ``Z_iᵀ Z_j`` of different views. ``factors`` are those of ``Z Δ⁻¹ Zᵀ + I``.
+    """
+    r, dtype = len(factors[0]), factors[0].dtype
+    eye = jnp.eye(r, dtype=dtype)
+    # ⟨v, P v⟩ = ⟨c, H c⟩ with H = Z P⁻¹ Zᵀ.
+    inverses = [jax.scipy.linalg.solve_triangular(L, eye, lower=True) for L in factors]
+    # Rounding may make H indefinite, by the largest eigenvalue of L Lᵀ; row sums bound it.
+    rounding = [JITTER * jnp.abs(L @ L.T).sum(1).max() for L in factors]
+    roots = [jnp.linalg.cholesky((1 + e) * eye - X.T @ X) for X, e in zip(inverses, rounding, strict=True)]
+    if len(roots) == 2:
+        # Two views need an eigenproblem of half the size.
+        C = roots[0].T @ roots[1]
+        squares, first = _leading(jnp.linalg.eigh(C @ C.T), count)
+        lam = jnp.sqrt(jnp.maximum(squares, 0))
+        Y = jnp.concatenate([first, C.T @ first / jnp.where(lam > 0, lam, 1)]) / jnp.sqrt(2)
+    else:
+        M = jnp.block([[jnp.zeros_like(eye) if a is b else a.T @ b for b in roots] for a in roots])
+        lam, Y = _leading(jnp.linalg.eigh((M + M.T) / 2), count)
+    parts = jnp.split(Y, len(roots))
+    return lam, [jax.scipy.linalg.solve_triangular(a.T, y, lower=False) for a, y in zip(roots, parts, strict=True)]
 
-    def solve(self, G: Tree) -> Tree:
-        if self._whole is not None:
-            return self._whole(G)
-        blocks = zip(self._blocks, self._problem.blocks(G), strict=True)
-        return self._problem.joined(tuple(solve(g) for solve, g in blocks))
+
+def _leading(pairs: tuple[jax.Array, jax.Array], count: int) -> list[jax.Array]:
+    """The ``count`` largest eigenvalues and their vectors, zeros where there are fewer."""
+    missing = max(count - len(pairs[0]), 0)
+    return [jnp.pad(x[..., ::-1][..., :count], [(0, 0)] * (x.ndim - 1) + [(0, missing)]) for x in pairs]
 
 
 def _towards(old: Tree, new: Tree, weight: Any) -> Tree:
     return jax.tree.map(lambda p, q: p + weight * (q - p), old, new)
-
-
-def _deviations(squares: jax.Array) -> jax.Array:
-    """Standard deviations; 1 for columns that were 0 in all rows."""
-    return jnp.sqrt(jnp.where(squares > 0, squares, 1))

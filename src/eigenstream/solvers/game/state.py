@@ -36,7 +36,7 @@ class GameState(NamedTuple):
     MB: Tree
     N: jax.Array
     gathered: Gathered
-    #: The preconditioner: `Diagonal`, or a `Whole` or `Sketch` for each diagonal block of ``B``.
+    #: The preconditioner: `Diagonal` or `Sketch`.
     metric: Any
     #: The problem's running means.
     memory: Tree
@@ -53,6 +53,8 @@ class GameState(NamedTuple):
     floors: jax.Array
     #: ``⟨w, B w⟩ / ⟨w, P w⟩`` of the search directions, their harmonic mean: 1 if ``P`` is ``B``.
     fit: jax.Array
+    #: Whether the last search directions are eigenvectors of the sketch.
+    tried: jax.Array
     #: Rows behind the tracked products, and rows to gather before the next move.
     rows_known: jax.Array
     rows_to_next_move: jax.Array

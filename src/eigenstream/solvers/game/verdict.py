@@ -83,10 +83,10 @@ def verdict(state: Any, fits: bool = False) -> Verdict:
     total = max(np.abs(lam).sum(), np.finfo(np.float64).tiny)
     # Kato and Temple: a residual r leaves an eigenvalue r² / gap too small. The gap is that to the last player's.
     gaps = np.maximum(lam - max(float(np.min(state.lam)), 0), np.finfo(np.float32).eps * size)
-    fit = min(float(state.fit) or 1.0, 1.0)
+    fit = min(float(state.fit), 1.0)
 
     def missing(r: np.ndarray) -> float:
-        return float(np.minimum((size * r) ** 2 / gaps, size * r).sum() / total / fit)
+        return float(np.minimum((size * r) ** 2 / gaps, size * r).sum() / total / max(fit, FIT))
 
     solved = state.exact and float(residuals.max()) < SOLVED
     if not len(gains):
