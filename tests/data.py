@@ -63,7 +63,7 @@ POWER = planted(6000, (120, 100), power_law, np.linspace(0.95, 0.5, 8))
 
 
 #: The game in a stream: where rows or sums fit, they would be kept or summed.
-GAME = {"solver": es.solvers.Game(rank=256), "memory_budget": 1}
+GAME = {"solver": es.solvers.Game(rank=100), "memory_budget": 1}
 
 
 def batched(views, size=100):

@@ -20,6 +20,7 @@ from eigenstream.run.placement import n_rows, on_host, placed
 from eigenstream.run.result import Status
 from eigenstream.run.stepping_engine import SteppingEngine
 from eigenstream.solvers.game import Game
+from eigenstream.solvers.game.preconditioner import Sums
 from eigenstream.solvers.game.verdict import SOLVED, verdict
 
 #: Rows that are multiplied at once: fewer leave a processor, or an accelerator, idle.
@@ -65,7 +66,9 @@ class GameEngine(SteppingEngine):
         #: The blocks of a stream that fits and would have to be copied to be read again; else None.
         self._kept: list[Tree] | None = None
         self._rereads = setup.rereads and self.intake is None
-        if setup.keep_rows and not self._rereads:
+        #: Whether sums of all columns take the place of rows.
+        self._sums = isinstance(self.state.metric, Sums)
+        if setup.keep_rows and not self._rereads and not self._sums:
             self._kept = []
 
     def take(self, batch: Tree, start: int, total: int) -> int:
@@ -168,6 +171,9 @@ class GameEngine(SteppingEngine):
         if self.problem.noiseless:
             return False
         self.flush()
+        if self._sums:
+            self._solve_kept()
+            return False
         if self.solver.half_life:
             return epoch + 1 < (max_epochs or 1)
         if self._kept:
@@ -186,17 +192,16 @@ class GameEngine(SteppingEngine):
     @property
     def fits(self) -> bool:
         """Whether the rows of a pass fit in memory."""
-        return 0 < self._bytes <= self._room
+        return 0 < self._bytes <= self._room and not self._sums
 
     def _reread(self) -> None:
         self.state, self._left = self._apply("reread", self.state), np.inf
 
     def _solve_kept(self) -> None:
         """Move with products of all rows until they are solved."""
-        assert self._kept is not None
         self._reread()
         for _ in range(PASSES_IN_MEMORY):
-            for block in self._kept:
+            for block in self._kept or ():
                 self.state = self._apply("gather", self.state, block)
             self._move()
             if self._is_solved():
@@ -272,6 +277,8 @@ class GameEngine(SteppingEngine):
         kept, self._kept = self._kept, None
         try:
             self.flush()
+            if self._sums:
+                self._solve_kept()
             return self._ending(n_rows, source, stop)
         finally:
             self.state, self._queue, self._left, self._moved, self._bytes = before

@@ -31,7 +31,7 @@ from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.solvers.game.filter import scores
 from eigenstream.solvers.game.move import move_players
-from eigenstream.solvers.game.preconditioner import Diagonal, Sketch
+from eigenstream.solvers.game.preconditioner import Diagonal, Sketch, Sums
 from eigenstream.solvers.game.state import GameState, Gathered
 from eigenstream.solvers.game.verdict import HeldOut
 from eigenstream.solvers.schedules import check_half_life, memory_rows
@@ -39,6 +39,8 @@ from eigenstream.solvers.stochastic import Info, residuals
 
 #: The largest sample by default.
 RANK = 1024
+#: The most columns whose second moments are summed: each move factorises them.
+WHOLE = 16_384
 #: Extra players by default: half of the components, within these limits.
 FEWEST, MOST = 20, 100
 #: Gains of the last moves that are kept.
@@ -104,10 +106,13 @@ class Game:
     def rank_within(self, budget: float, d: int, k: int) -> int:
         """The largest rank whose state takes at most ``budget`` bytes, for ``d`` columns.
 
-        The inner products of more than RANK rows would take longer than the products with the players.
+        The inner products of more than RANK rows would take longer than the products with the players. Sums of all
+        columns take as much memory as a sketch of rank ``d / 2``, and players then half of theirs.
         """
-        left = budget / (4 * d) - LONG * self.players(d, k)
-        return max(1, min(RANK, d // 2, int(left / 2)))
+        room, each = budget / (4 * d), self.players(d, k)
+        if d <= WHOLE and room >= d + LONG / 2 * each:
+            return -(-d // 2)
+        return max(1, min(RANK, d // 2, int((room - LONG * each) / 2)))
 
     def init(self, problem: Problem, batch: Tree, k: int, key: jax.Array) -> GameState:
         """The state before the first step; ``batch`` gives shapes only."""
@@ -115,6 +120,7 @@ class Game:
         d = players.size(template)
         K = self.players(d, k)
         problem = problem.for_game()
+        metric = self._start_metric(problem, batch)
         V = players.normal(key, K, template)
         dtype = jax.tree.leaves(V)[0].dtype
         zero, count = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
@@ -126,8 +132,8 @@ class Game:
             players.stack(V, players.blank(K, template)),
             *products(K),
             N=jnp.zeros((K, K), dtype),
-            gathered=Gathered(zero, *products(2 * K)),
-            metric=self._start_metric(problem, batch),
+            gathered=Gathered(zero, *products(k if isinstance(metric, Sums) else 2 * K)),
+            metric=metric,
             memory=problem.start(batch),
             lam=jnp.zeros(K, dtype),
             size=zero,
@@ -160,13 +166,14 @@ class Game:
         A, B = (None if M is None else zeros(players.stack(M, V), state.step) for M in state.gathered[1:])
         gathered = Gathered(0 * state.size, A, B)
         S = players.stack(V, zeros(W, state.step), W)
-        return state._replace(S=S, gathered=gathered)
+        return state._replace(S=S, gathered=state.gathered if isinstance(state.metric, Sums) else gathered)
 
     def reopen(self, problem: Problem, state: GameState) -> GameState:
         """Prepare for new rows after such passes."""
         K = len(state.lam)
         S = players.stack(players.take(state.S, 0, K), players.take(state.S, 2 * K, 3 * K))
-        A, B = (players.zeros_in_place(players.take(M, 0, 2 * K), state.step) for M in state.gathered[1:])
+        some = min(2 * K, jax.tree.leaves(state.gathered.A)[0].shape[0])
+        A, B = (players.zeros_in_place(players.take(M, 0, some), state.step) for M in state.gathered[1:])
         # The products are those of all rows: their noise is that of the mean of so many.
         N = jnp.eye(K, dtype=state.N.dtype) / jnp.maximum(state.rows_known, 1)
         return state._replace(S=S, gathered=Gathered(0 * state.size, A, B), N=N)
@@ -179,7 +186,10 @@ class Game:
         if problem.diagonal_only:
             ones = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), template)
             return Diagonal(ones, zero, zero if problem.orthonormal else zero + 1)
-        return Sketch.empty(problem.blocks(template), self.rank or RANK, problem.ridge)
+        blocks, rank = problem.blocks(template), self.rank or RANK
+        if len(blocks) > 1 and players.size(blocks) <= 2 * rank:
+            return Sums.empty(blocks)
+        return Sketch.empty(blocks, rank, problem.ridge)
 
     def step(self, problem: Problem, state: GameState, batch: Tree) -> tuple[GameState, Info]:
         """Multiply one batch; move once enough rows are gathered."""
@@ -235,7 +245,9 @@ class Game:
         b = jnp.ones_like(state.rows_to_next_move) * (1 if problem.noiseless else views.n_rows(batch))
         # Sampling noise exceeds the rounding of any precision; given matrices have none.
         with jax.default_matmul_precision("highest") if problem.noiseless else nullcontext():
-            pairs = problem.signed_estimate(state.memory, batch, state.S, _in_parts(problem))
+            # Sums of the columns give the products: those of rows only score the leading players.
+            V = players.take(state.S, 0, state.k) if isinstance(state.metric, Sums) else state.S
+            pairs = problem.signed_estimate(state.memory, batch, V, _in_parts(problem))
         A = players.mean([p.AV for p, _ in pairs])
         B = None if problem.diagonal_only else players.mean([q.BV for _, q in pairs])
         return Gathered(b, players.scale(b, A), players.scale(b, B))

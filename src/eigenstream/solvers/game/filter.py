@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from eigenstream.core import players
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
-from eigenstream.solvers.game.preconditioner import Factored
+from eigenstream.solvers.game.preconditioner import Factored, Sums
 from eigenstream.solvers.game.state import GameState, Gathered
 
 #: Eigenvalues of a Gram matrix below this share of the largest are rounding.
@@ -42,6 +42,11 @@ class Corrected(NamedTuple):
 def correct(problem: Problem, state: GameState, P: Factored, half_life: float | None) -> Corrected:
     """Correct the tracked products by those of the rows gathered; of all rows these need no correction."""
     K, n = len(state.lam), state.gathered.rows
+    if isinstance(state.metric, Sums):
+        A, B = state.metric.products(problem, state.S)
+        zero, noise = jnp.zeros_like(n), jnp.zeros_like(state.noise)
+        size = jax.tree.leaves(state.S)[0].shape[0]
+        return Corrected(A, B, jnp.zeros((size, size), n.dtype), noise, zero, zero, state.metric.rows)
     A, B = (players.scale(1 / n, sums) for sums in state.gathered[1:])
     B = state.metric.exact(state.S) if B is None else B
     if state.exact:

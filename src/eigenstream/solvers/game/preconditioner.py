@@ -1,4 +1,4 @@
-"""The preconditioner ``P ≈ B`` of the game: `Diagonal` where ``B`` is diagonal, else a `Sketch` of all rows so far."""
+"""The preconditioner ``P ≈ B`` of the game: a `Diagonal`, `Sums` of few columns, or a `Sketch` of all rows so far."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import jax.scipy.linalg
 
 from eigenstream.core import players, views
 from eigenstream.core.types import Tree
-from eigenstream.problems.base import Problem
+from eigenstream.problems.base import Problem, Products
 
 #: To each column's variance ``(d q / FEW T)²`` of itself is added, with the kurtosis ``q`` of the column: T rows say
 #: little about small eigenvalues, and less about a column that few of them touch.
 FEW = 12
 #: ``Δ`` counts this many times in the sketch's own eigenvectors: they fit the rows behind it, and not others.
 SHRUNK = 2.0
-#: The rounding of Gram matrices, relative to their largest eigenvalue.
+#: The rounding of covariances, relative to their largest eigenvalue.
 JITTER = 5e-7
 #: The least variance of a standardised direction: float32 resolves no less.
 LEAST = 1e-5
@@ -66,6 +66,70 @@ class Diagonal(NamedTuple):
         mean = sum(p.sum() for p in jax.tree.leaves(self.values)) / d
         unseen = self.estimated * mean * d / (2 * jnp.maximum(self.rows, 1))
         return Factored(lambda G: jax.tree.map(lambda g, p: g / (p + unseen), G, self.values), 0.0, self)
+
+
+class Sums(NamedTuple):
+    """The second moments of all columns of several views give ``A V`` and ``B V`` of all rows so far."""
+
+    #: A row for each column; a tuple of one tree for each view.
+    moments: tuple[Tree, ...]
+    rows: jax.Array
+
+    @classmethod
+    def empty(cls, blocks: tuple[Tree, ...]) -> Sums:
+        moments = players.blank(players.size(blocks), blocks)
+        return cls(moments, jnp.zeros((), jax.tree.leaves(moments)[0].dtype))
+
+    @property
+    def rank(self) -> int:
+        """It needs no rows for a decomposition."""
+        return 0
+
+    def deviations(self) -> tuple[Tree, ...]:
+        """Standard deviations of the columns; 1 for columns that were 0 in all rows."""
+        variances = jnp.diag(players.flat(self.moments))
+        deviations = jnp.sqrt(jnp.where(variances > 0, variances, 1))
+        row = jax.tree.map(lambda x: x[0], self.moments)
+        return jax.tree.map(lambda x: x[0], players.from_matrix(deviations[:, None], row))
+
+    def observe(self, blocks: tuple[Tree, ...], horizon: float) -> Sums:
+        """Update the mean over at most ``horizon`` rows."""
+        x = views.dense(blocks)
+        n, X = views.n_rows(blocks), players.flat(x)
+        total = jnp.minimum(self.rows, horizon) + n
+        with jax.default_matmul_precision("highest"):
+            new = jax.tree.map(lambda leaf: jnp.tensordot(X, leaf / n, (0, 0)), x)
+        return Sums(_towards(self.moments, new, n / total), total)
+
+    def _view(self, problem: Problem) -> Tree:
+        """The moments in the place of rows."""
+        M = players.flat(self.moments)
+
+        def rows(a: int, b: int, columns: tuple[int, int] | None = None) -> jax.Array:
+            return M[a:b, slice(*columns) if columns else slice(None)]
+
+        template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.moments)
+        return views.covariance_view(rows, problem.joined(template))
+
+    def products(self, problem: Problem, V: Tree) -> Products:
+        return problem.products(views.read(self._view(problem)), V).with_sign(problem.sign)
+
+    def factor(self, problem: Problem, exactly: bool, count: int) -> Factored:
+        factors = []
+        for block in problem.metric(self._view(problem)) or ():
+            B = block()
+            scale = 1 / jnp.sqrt(jnp.where(jnp.diag(B) > 0, jnp.diag(B), 1))
+            unit = scale[:, None] * B * scale
+            factors.append((scale, jnp.linalg.cholesky(unit + (LEAST + rounding(unit)) * jnp.eye(len(B)))))
+
+        def solve(G: Tree) -> Tree:
+            out = []
+            for g, (scale, L) in zip(problem.blocks(G), factors, strict=True):
+                flat = jax.scipy.linalg.cho_solve((L, True), (players.flat(g) * scale).T)
+                out.append(players.from_matrix(flat * scale[:, None], jax.tree.map(lambda x: x[0], g)))
+            return problem.joined(tuple(out))
+
+        return Factored(solve, 0.0, self)
 
 
 class Sketch(NamedTuple):
@@ -205,9 +269,10 @@ def _eigenvectors(factors: list[jax.Array], count: int) -> tuple[jax.Array, list
     eye = jnp.eye(r, dtype=dtype)
     # ⟨v, P v⟩ = ⟨c, H c⟩ with H = Z P⁻¹ Zᵀ.
     inverses = [jax.scipy.linalg.solve_triangular(L, eye, lower=True) for L in factors]
-    # Rounding may make H indefinite, by the largest eigenvalue of L Lᵀ; row sums bound it.
-    rounding = [JITTER * jnp.abs(L @ L.T).sum(1).max() for L in factors]
-    roots = [jnp.linalg.cholesky((1 + e) * eye - X.T @ X) for X, e in zip(inverses, rounding, strict=True)]
+    # Rounding may make H indefinite.
+    roots = [
+        jnp.linalg.cholesky((1 + rounding(L @ L.T)) * eye - X.T @ X) for X, L in zip(inverses, factors, strict=True)
+    ]
     if len(roots) == 2:
         # Two views need an eigenproblem of half the size.
         C = roots[0].T @ roots[1]
@@ -219,6 +284,11 @@ def _eigenvectors(factors: list[jax.Array], count: int) -> tuple[jax.Array, list
         lam, Y = _leading(jnp.linalg.eigh((M + M.T) / 2), count)
     parts = jnp.split(Y, len(roots))
     return lam, [jax.scipy.linalg.solve_triangular(a.T, y, lower=False) for a, y in zip(roots, parts, strict=True)]
+
+
+def rounding(C: jax.Array) -> jax.Array:
+    """A bound on the rounding of a covariance, by its largest row sum."""
+    return JITTER * jnp.abs(C).sum(1).max()
 
 
 def _leading(pairs: tuple[jax.Array, jax.Array], count: int) -> list[jax.Array]:
