@@ -135,12 +135,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS / "step.json")
+    parser.add_argument("--precision", nargs="+", default=["tf32", "bf16"])
     parser.add_argument("--one", help="one measurement: solver, d, k, b, precision, side of the square product; JSON")
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measured(*json.loads(arguments.one))))
         return
-    names = ["float32"] if arguments.small else ["tf32", "bf16"]
+    names = ["float32"] if arguments.small else arguments.precision
     square, found = (2048 if arguments.small else 8192), []
     for d, k, b in SMALL if arguments.small else LARGE:
         for solver in (PAPER, GAME):
