@@ -11,8 +11,8 @@ import numpy as np
 import eigenstream as es
 
 BATCH = 100
-#: The rank of sketches of the game in the benchmarks of streams: blocks of at most this dimension are whole.
-RANK = 1536
+#: The rank of sketches of the game in the benchmarks of streams.
+RANK = 256
 Views = tuple[np.ndarray, np.ndarray]
 
 
@@ -56,6 +56,8 @@ def problem(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         X, Y = Z[:, :16].reshape(len(Z), -1), Z[:, 16:].reshape(len(Z), -1)
     elif name == "flat":
         X, Y = planted(30_000, (800, 600))
+    elif name == "collinear":
+        X, Y = collinear()
     else:
         X, Y = planted(60_000, (200, 150))
     X, Y = np.ascontiguousarray(X), np.ascontiguousarray(Y)

@@ -14,11 +14,13 @@ from planted import batches, collinear, correlations, log_uniform, planted, tcc
 SIZES = [
     ((60, 50), 1, 256),
     ((120, 100), 4, 32),
-    ((120, 100), 4, 256),
+    ((120, 100), 4, 64),
     ((250, 180), 4, 64),
+    ((250, 180), 16, 100),
     ((250, 180), 16, 256),
     ((400, 300), 32, 128),
     ((400, 300), 64, 512),
+    ((600, 500), 16, 200),
     ((800, 600), 160, 1024),
     ((2000, 1500), 16, 1024),
 ]
@@ -83,13 +85,13 @@ def exact(X: np.ndarray, Y: np.ndarray, k: int) -> np.ndarray:
     return es.solve(es.problems.cca(), rows, k, "exact").eigenvalues
 
 
-def knowing(seeds: range = range(100, 110)) -> dict[str, Any]:
-    """Is the estimate right? Planted problems of six spectra, three tails, nine sizes, one to ten passes."""
+def knowing(seeds: range = range(100, 109)) -> dict[str, Any]:
+    """Is the estimate right? Planted problems of six spectra, three tails, eleven sizes, one to ten passes."""
     runs = []
     for size, (dims, _, _) in enumerate(SIZES):
         # Large problems take long.
         for seed in seeds if sum(dims) < 1000 else seeds[:2]:
-            for spectrum in [*SPECTRA, "collinear"] if size < 4 else SPECTRA:
+            for spectrum in [*SPECTRA, "collinear"] if sum(dims) < 500 else SPECTRA:
                 runs.append(judged(seed, size, spectrum))
         jax.clear_caches()
     return summed_up(runs)

@@ -41,7 +41,7 @@ def test_the_stated_shortfall_is_right_to_a_factor_of_three():
 
 
 def test_a_residual_far_above_its_noise_has_not_converged():
-    state = es.solve(es.problems.pca(), [X], 3, **GAME).state._replace(gains=np.zeros(8), fit=np.float32(1))
+    state = es.solve(es.problems.pca(), [X], 3, **GAME).state._replace(gains=np.zeros(8), cover=np.float32(1))
     calm = state._replace(preconditioned_residuals=np.zeros(3), floors=np.zeros(3))
     assert verdict.verdict(calm).converged
     assert not verdict.verdict(calm._replace(preconditioned_residuals=np.array([0, 0, 0.4]))).converged
@@ -113,7 +113,7 @@ def test_rows_that_fit_have_converged_only_with_a_residual_at_rounding():
     """Moves that gain nothing may also mean a poor preconditioner."""
     state = es.solve(es.problems.pca(), [X], 3, es.solvers.Game(rank=8)).state
     assert verdict.verdict(state, True).converged
-    stuck = state._replace(fit=np.float32(1), preconditioned_residuals=np.full(3, 1e-3))
+    stuck = state._replace(cover=np.float32(1), preconditioned_residuals=np.full(3, 1e-3))
     assert verdict.verdict(stuck).converged
     assert not verdict.verdict(stuck, True).converged
     assert "left a residual above" in verdict.verdict(stuck, True).words

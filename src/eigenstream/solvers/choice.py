@@ -74,7 +74,10 @@ def _within_budget(
         reason = f"{reason}: {why}" if reason == "as given" else reason
     room = (free_bytes() / 2 if budget is None else budget) * shards
     rank = game.rank_within(room, d, k or problem.most_components(sizes))
-    return replace(game, rank=rank), reason if problem.diagonal_only else f"{reason}; a sketch of rank {rank}"
+    if not problem.diagonal_only:
+        whole = len(sizes) > 1 and 2 * rank >= d
+        reason += f"; second moments of {d} columns in float32" if whole else f"; a sketch of rank {rank}"
+    return replace(game, rank=rank), reason
 
 
 def _automatic(problem: Problem, d: int, which: str, budget: float | None, shards: int) -> tuple[str, str]:

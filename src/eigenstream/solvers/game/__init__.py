@@ -10,7 +10,7 @@ in the common span. ``docs/accelerated.md`` derives each line.
     W ← P⁻¹ (rewards - penalties of V)
 
 ``N`` is the noise in ``M`` and ``R = S B Sᵀ / rows`` that of the new rows, in units of ``κ``, the noise of one row.
-After ``T`` rows the players wait for about ``√(κ T)`` more: with fewer they follow noise, with more they waste rows.
+The second moments of few columns are summed instead: they give the products of all rows without noise.
 A pass over rows that were read before has no noise: `Game.reread` prepares the state, and each move takes a pass.
 """
 
@@ -37,7 +37,7 @@ from eigenstream.solvers.game.verdict import HeldOut
 from eigenstream.solvers.schedules import check_half_life, memory_rows
 from eigenstream.solvers.stochastic import Info, residuals
 
-#: The largest sample by default.
+#: The largest rank of a sketch by default.
 RANK = 1024
 #: The most columns whose second moments are summed: each move factorises them.
 WHOLE = 16_384
@@ -60,9 +60,9 @@ class Game:
     extra : int, optional
         Players beyond the ``k`` asked for; they speed up convergence. Default: half of ``k``, from 20 to 100.
     rank : int, optional
-        Rows that are sampled for the preconditioner of each diagonal block of ``B``; of blocks of at most this
-        dimension the second moments are kept whole. Default: what ``memory_budget`` has room for. If it has room for
-        exact sums, these are solved in the place of a game.
+        Leading directions of all rows that the preconditioner keeps, up to half of the columns. Of several views with
+        at most twice as many columns their second moments are summed instead, which gives the exact answer. Default:
+        what ``memory_budget`` has room for; if it has room for exact sums, these are solved in the place of a game.
     half_life : float, optional
         Rows after which the weight of a row has halved. None: all rows weigh the same.
     outlier : float, optional
@@ -144,7 +144,7 @@ class Game:
             floors=jnp.zeros(k, dtype),
             rows_known=zero,
             rows_to_next_move=jnp.full((), 2 * K, dtype),
-            fit=zero,
+            cover=zero,
             tried=jnp.array(False),
             heldout=HeldOut.empty(k, dtype),
             gains=jnp.full(GAINS, jnp.nan, dtype),

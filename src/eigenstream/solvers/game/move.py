@@ -45,8 +45,6 @@ class Ritz(NamedTuple):
     gained: jax.Array
     #: Directions in which ``B`` is not zero to rounding.
     rank: jax.Array
-    #: The harmonic mean of ``⟨w, B w⟩`` of the search directions, which are ``P``-orthonormal.
-    fit: jax.Array
 
 
 def move_players(problem: Problem, state: GameState, half_life: float | None) -> GameState:
@@ -115,7 +113,7 @@ def _moved(problem: Problem, state: GameState, half_life: float | None) -> GameS
         own=known.own,
         preconditioned_residuals=steep[:k] / found.size,
         floors=floors / found.size,
-        fit=found.fit,
+        cover=jnp.where(state.exact, state.cover, P.cover),
         tried=tried,
         rows_known=known.rows,
         rows_to_next_move=wait,
@@ -173,6 +171,4 @@ def rayleigh_ritz(problem: Problem, state: GameState, known: Corrected) -> Ritz:
     before = jnp.diag(GA)[:k] / jnp.maximum(jnp.diag(GB)[:k], jnp.finfo(GB.dtype).tiny)
     total = jnp.abs(ritz[:k]).sum()
     gained = (ritz[:k] - before).sum() / jnp.where(total > 0, total, 1)
-    searched = jnp.diag(plain)[-K:]
-    fit = (searched > 0).sum() / jnp.maximum(jnp.where(searched > 0, 1 / searched, 0).sum(), 1e-30)
-    return Ritz(C, size, gained, (ritz > -jnp.inf).sum(dtype=state.rank.dtype), fit)
+    return Ritz(C, size, gained, (ritz > -jnp.inf).sum(dtype=state.rank.dtype))

@@ -31,6 +31,8 @@ class Factored(NamedTuple):
     solve: Callable[[Tree], Tree]
     #: ``κ = E[h²] / E[h]``, summed over the blocks: a row changes ``B v`` by ``h`` in the norm of ``P⁻¹``.
     kappa: Any
+    #: ``E[h] / d``, the mean eigenvalue of ``P⁻¹ B``.
+    cover: Any
     #: What is carried on.
     metric: Any
     #: The leading eigenvectors ``E`` of the sketch's own problem, ``P E`` and their eigenvalues, or None.
@@ -65,7 +67,7 @@ class Diagonal(NamedTuple):
         d = players.size(self.values)
         mean = sum(p.sum() for p in jax.tree.leaves(self.values)) / d
         unseen = self.estimated * mean * d / (2 * jnp.maximum(self.rows, 1))
-        return Factored(lambda G: jax.tree.map(lambda g, p: g / (p + unseen), G, self.values), 0.0, self)
+        return Factored(lambda G: jax.tree.map(lambda g, p: g / (p + unseen), G, self.values), 0.0, 1.0, self)
 
 
 class Sums(NamedTuple):
@@ -129,7 +131,7 @@ class Sums(NamedTuple):
                 out.append(players.from_matrix(flat * scale[:, None], jax.tree.map(lambda x: x[0], g)))
             return problem.joined(tuple(out))
 
-        return Factored(solve, 0.0, self)
+        return Factored(solve, 0.0, 1.0, self)
 
 
 class Sketch(NamedTuple):
@@ -210,7 +212,9 @@ class Sketch(NamedTuple):
             scaled = jax.tree.map(lambda z, v: z / jnp.sqrt(v), self.Z, delta)
             grams = [players.gram(z, z) for z in scaled]
         new = jnp.arange(r) < self.held
-        kappa = sum(self._noise(g, new) for g in grams)
+        noise = [self._noise(g, new) for g in grams]
+        kappa, cover = (sum(each) for each in zip(*noise, strict=True))
+        cover = cover / sum(players.size(z) for z in self.squares)
         if exactly:
             Z, grams, floor = players.take(self.Z, 0, r), [g[:r, :r] for g in grams], self.floor
         else:
@@ -245,19 +249,20 @@ class Sketch(NamedTuple):
             PE = problem.joined(tuple(players.combine(c.T, z) for c, z in zip(coordinates, Z, strict=True)))
             sketched = solver(shrunk, SHRUNK)(PE), PE, lam
         if exactly:
-            return Factored(solve, kappa, self, sketched)
+            return Factored(solve, kappa, cover, self, sketched)
         room = players.stack(Z, players.take(self.Z, r, 2 * r))
-        return Factored(solve, kappa, self._replace(Z=room, held=0 * self.held, weight=total, floor=floor), sketched)
+        metric = self._replace(Z=room, held=0 * self.held, weight=total, floor=floor)
+        return Factored(solve, kappa, cover, metric, sketched)
 
-    def _noise(self, G: jax.Array, new: jax.Array) -> jax.Array:
-        """``E[h²] / E[h]`` of one block's new rows, by the sketch without them, from inner products in units of Δ."""
+    def _noise(self, G: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """``E[h²] / E[h]`` and ``E[h]`` of a block's new rows, by the sketch without them; ``G`` is in units of Δ."""
         r = len(new)
         L = jnp.linalg.cholesky(jnp.where(self.weight > 0, G[:r, :r], 0) + jnp.eye(r, dtype=G.dtype))
         h = jnp.diag(G)[r:] - (jax.scipy.linalg.solve_triangular(L, G[:r, r:], lower=True) ** 2).sum(0)
         h = jnp.where(new, jnp.maximum(h, 0), 0)
         # With the row itself among all rows (Sherman and Morrison).
         h = h / (1 + h / jnp.maximum(self.rows, 1))
-        return (h**2).sum() / jnp.maximum(h.sum(), jnp.finfo(h.dtype).tiny)
+        return (h**2).sum() / jnp.maximum(h.sum(), jnp.finfo(h.dtype).tiny), h.sum() / jnp.maximum(self.held, 1)
 
 
 def _eigenvectors(factors: list[jax.Array], count: int) -> tuple[jax.Array, list[jax.Array]]:

@@ -51,8 +51,8 @@ class GameState(NamedTuple):
     #: ``‖A v - λ B v‖`` in the norm of ``P⁻¹``, relative to ``size``, and its expected value from noise alone.
     preconditioned_residuals: jax.Array
     floors: jax.Array
-    #: ``⟨w, B w⟩ / ⟨w, P w⟩`` of the search directions, their harmonic mean: 1 if ``P`` is ``B``.
-    fit: jax.Array
+    #: The mean eigenvalue of ``P⁻¹ B``: 1 if ``P`` is ``B``, less where ``P`` is larger.
+    cover: jax.Array
     #: Whether the last search directions are eigenvectors of the sketch.
     tried: jax.Array
     #: Rows behind the tracked products, and rows to gather before the next move.

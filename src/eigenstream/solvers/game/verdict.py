@@ -10,11 +10,6 @@ import numpy as np
 
 #: The game has converged when its estimated shortfall is below this; the estimate is mostly right to a factor of two.
 ENOUGH = 0.0065
-#: ... and if ``⟨w, B w⟩`` of the search directions is at least this share of ``⟨w, P w⟩``: else ``P`` hides what is
-#: missing.
-FIT = 0.25
-#: Passes over all rows gain at most about this many times the last gain until they end.
-SLOW = 10.0
 #: A preconditioned residual of more than FAR plus NOISY noise floors is not that of an eigenvector.
 FAR, NOISY = 0.2, 3.0
 #: Weight that held-out scores from before a move keep after it.
@@ -83,23 +78,24 @@ def verdict(state: Any, fits: bool = False) -> Verdict:
     total = max(np.abs(lam).sum(), np.finfo(np.float64).tiny)
     # Kato and Temple: a residual r leaves an eigenvalue r² / gap too small. The gap is that to the last player's.
     gaps = np.maximum(lam - max(float(np.min(state.lam)), 0), np.finfo(np.float32).eps * size)
-    fit = min(float(state.fit), 1.0)
+    # Where P is larger than B, residuals and gains show that much less of what is missing.
+    cover = np.clip(float(state.cover), np.finfo(np.float32).eps, 1)
 
     def missing(r: np.ndarray) -> float:
-        return float(np.minimum((size * r) ** 2 / gaps, size * r).sum() / total / max(fit, FIT))
+        return float(np.minimum((size * r) ** 2 / gaps, size * r).sum() / total)
 
     solved = state.exact and float(residuals.max()) < SOLVED
     if not len(gains):
         shortfall = 1.0
     elif state.exact:
-        # Close eigenvalues have no gap: then the gains of the moves bound what is still to come.
-        shortfall = min(missing(residuals), SLOW * max(float(gains[-1]), 0))
+        # Close eigenvalues have residuals that show little; then the last gain tells what is still to come.
+        shortfall = max(missing(residuals), 2 * float(gains[-1])) / cover
     else:
         # The residual is mostly noise, which is known. Half of it is that of all rows so far, which the limit has too;
         # and of the gain of a move about half is still to come.
-        shortfall = (missing(floors) + max(float(np.median(gains)), 0)) / 2
+        shortfall = (missing(floors) + max(float(np.median(gains)), 0)) / 2 / cover
     shortfall = 0.0 if solved else min(shortfall, 1.0) if int(state.moves) else 1.0
-    far = bool((residuals > FAR + NOISY * floors).any()) or (fit < FIT and not solved)
+    far = bool((residuals > FAR + NOISY * floors).any())
     # Rows that fit are read until the residual is rounding: a larger one means a poor preconditioner.
     slow = fits and state.exact and not solved
     converged = shortfall < ENOUGH and not far and not slow
