@@ -20,6 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import eigenstream as es
 import oracles
 from data import LABELS, X, Y, Z, spoilt
+from eigenstream.estimators import base
 
 ALL = [es.PCA(), es.CCA(), es.PLS(), es.LDA(), es.ICA(), es.SpectralEmbedding(), es.SpectralClustering()]
 PAPER = es.solvers.Paper(learning_rate=0.05)
@@ -300,3 +301,12 @@ def test_silent_mistakes_are_named():
         es.SpectralEmbedding(1, affinity="rbf").fit(np.kron(np.eye(2), np.ones((3, 3))))
     model = es.CCA(n_components=2).fit(X, Y)
     np.testing.assert_array_equal(model.transform(None, Y), model.transform(X, Y)[1])
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.1, 1e3])
+def test_many_numbers_are_projected_like_few(offset):
+    rows = (np.random.default_rng(0).normal(size=(2**13, 2050)) + offset).astype("f4")
+    W, mean = np.random.default_rng(1).normal(size=(2050, 2)), rows.mean(0, dtype=float)
+    assert rows.size > base.MANY
+    few = np.concatenate([base.projected(part, W, mean) for part in np.split(rows, 8)])
+    np.testing.assert_allclose(base.projected(rows, W, mean), few, atol=3e-5 * few.std())

@@ -28,6 +28,9 @@ from eigenstream.streams.batching import Batches
 
 T = TypeVar("T")
 
+#: Products of means of up to NEAR deviations lose at most a digit, and of MANY numbers a centred copy takes long.
+NEAR, MANY = 10, 2**24
+
 #: Parts of docstrings that several estimators share.
 DOCS = {
     "{shared}": """solver : str or solver
@@ -319,13 +322,18 @@ def row_options(to_fit: bool) -> dict[str, Any]:
 
 
 def projected(X: Any, W: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """``(X - mean) W`` in blocks of rows, without a centred copy of all; sparse rows stay sparse."""
-    W, mean = W.astype(X.dtype), mean.astype(X.dtype)
+    """``(X - mean) W`` without a centred copy of all rows; sparse rows stay sparse."""
+    W, mean = np.ascontiguousarray(W, X.dtype), mean.astype(X.dtype)
     if scipy.sparse.issparse(X):
         return np.asarray(X @ W - mean @ W)
-    out = np.empty((X.shape[0], W.shape[1]), X.dtype)
     # BLAS may flag numbers that an earlier product left in its own memory. The rows were checked to be finite.
     with np.errstate(invalid="ignore"):
+        if X.size > MANY:
+            out = np.asarray(X @ W) - mean @ W
+            # Products of large means would round the deviations away.
+            if (np.abs(mean) @ np.abs(W) <= NEAR * out.std(0)).all():
+                return out
+        out = np.empty((X.shape[0], W.shape[1]), X.dtype)
         for lo in range(0, len(X), BLOCK_ROWS):
             out[lo : lo + BLOCK_ROWS] = (X[lo : lo + BLOCK_ROWS] - mean) @ W
     return out
