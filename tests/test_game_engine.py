@@ -136,11 +136,28 @@ def test_three_views_are_summed_and_follow_their_rows():
     np.testing.assert_allclose(game.eigenvalues, exact.eigenvalues, rtol=0.02)
 
 
-def test_sums_go_on_after_a_fit():
-    fitted = es.CCA(4, **SUMS).fit(*POWER).partial_fit(*POWER)
+def test_sums_go_on_after_a_fit_and_follow_the_mean():
+    """The rows that come later lie around another mean."""
+    first, later = [v[:3000] for v in POWER], [v[3000:] + v.std(0) for v in POWER]
+    fitted = es.CCA(4, **SUMS).fit(*first).partial_fit(*later)
     assert isinstance(fitted._run.engine.state.metric, Sums)
-    exact = es.CCA(4, solver="exact").fit(*POWER)
+    exact = es.CCA(4, solver="exact").fit(*(np.concatenate(both) for both in zip(first, later, strict=True)))
     np.testing.assert_allclose(fitted.eigenvalues_, exact.eigenvalues_, atol=1e-4)
+    assert exact.eigenvalues_[0] > es.CCA(4, solver="exact").fit(*first).eigenvalues_[0] + 1e-3
+
+
+def test_sums_are_of_all_rows_whatever_tol():
+    result = es.solve(es.problems.cca(), batched(POWER), 4, tol=0.02, **SUMS)
+    assert result.n_samples_seen == 6000
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest"])
+@pytest.mark.parametrize("rank", [10, 16])
+def test_a_sketch_may_have_fewer_rows_than_players(rank, which):
+    views = POWER[0][:, :61], POWER[1][:, :40]
+    exact = es.solve(es.problems.cca(), batched(views), 4, "exact", which=which).eigenvalues.sum()
+    found = es.solve(es.problems.cca(), batched(views), 4, es.solvers.Game(rank=rank), which=which, memory_budget=1)
+    assert abs(found.heldout.sum() / exact - 1) < 0.1
 
 
 @pytest.mark.slow

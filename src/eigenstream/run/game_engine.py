@@ -263,7 +263,7 @@ class GameEngine(SteppingEngine):
 
     def _verdict(self) -> Any:
         # Only short arrays are fetched.
-        return verdict(self.state, self.fits)
+        return verdict(self.state, self.fits, self._sums)
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
         self._examine()
@@ -305,7 +305,7 @@ class GameEngine(SteppingEngine):
             solved = bool(np.max(state.preconditioned_residuals) < SOLVED)
             words = message = f"stopped after {source}, with a residual of {residuals.max():.2g}"
         else:
-            known = verdict(state, self.fits)
+            known = verdict(state, self.fits, self._sums)
             solved, words = known.converged, known.words
             message = f"read {source}; {words}"
         status = stop.status if stop else Status.CONVERGED if solved else Status.NOT_CONVERGED

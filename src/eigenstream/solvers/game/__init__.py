@@ -103,16 +103,16 @@ class Game:
         extra = min(max(k // 2, FEWEST), MOST) if self.extra is None else self.extra
         return min(k + extra, d)
 
-    def rank_within(self, budget: float, d: int, k: int) -> int:
-        """The largest rank whose state takes at most ``budget`` bytes, for ``d`` columns.
+    def rank_within(self, budget: float, d: int, k: int, several: bool) -> int:
+        """The largest rank whose state takes at most ``budget`` bytes, for ``d`` columns, maybe of ``several`` views.
 
         The inner products of more than RANK rows would take longer than the products with the players. Sums of all
-        columns take as much memory as a sketch of rank ``d / 2``, and players then half of theirs.
+        columns take as much memory as a sketch of rank ``d / 2``, and players then less.
         """
         room, each = budget / (4 * d), self.players(d, k)
-        if d <= WHOLE and room >= d + LONG / 2 * each:
+        if several and d <= WHOLE and room >= d + 5 * each + 2 * k:
             return -(-d // 2)
-        return max(1, min(RANK, d // 2, int((room - LONG * each) / 2)))
+        return max(1, min(RANK, (d - 1) // 2, int((room - LONG * each) / 2)))
 
     def init(self, problem: Problem, batch: Tree, k: int, key: jax.Array) -> GameState:
         """The state before the first step; ``batch`` gives shapes only."""
@@ -230,7 +230,9 @@ class Game:
         if problem.diagonal_only:
             metric: Any = state.metric.observe(problem.diagonal(memory, batch), b, horizon)
         else:
-            metric = state.metric.observe(problem.metric_rows(memory, batch), horizon)
+            rows = problem.metric_rows(memory, batch)
+            how = (problem.uses_running_mean,) if isinstance(state.metric, Sums) else ()
+            metric = state.metric.observe(rows, horizon, *how)
 
             def standardised(S: Tree) -> Tree:
                 return problem.joined(jax.tree.map(jnp.divide, problem.blocks(S), metric.deviations()))

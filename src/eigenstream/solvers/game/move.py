@@ -88,13 +88,15 @@ def _moved(problem: Problem, state: GameState, half_life: float | None) -> GameS
         E, PE, inner = P.sketched
         some = sample(k, K)
         scored, rival = score(state, 2 * K - len(some) + np.arange(len(some))), score(state, some)
-        tried = state.tried & (scored > rival * MARGIN) & jnp.isfinite(inner).all()
+        tried = state.tried & (scored > rival * MARGIN) & (jnp.isfinite(inner).all() & (inner[:k] > 0).all())
         # On rows that the sketch has seen its eigenvalues are too large.
         inner = inner * jnp.clip(scored / jnp.maximum(inner[some].sum(), tiny), 0, 1)
         gain = (inner[:k] - lam[:k]).sum() / jnp.maximum(inner[:k].sum(), tiny)
         unit = players.scale(1 / jnp.sqrt(norms), V)
+        # A sketch of few rows has fewer eigenvectors: the rest are zeros, without noise.
+        level = jnp.diag((players.dot(E, PE) > 0).astype(N.dtype)) / P.metric.weight
         W = jax.tree.map(lambda w, e: w.at[K - len(some) :].set(e[some]), W, E)
-        new = E, players.scale(inner, PE), PE, unit, jnp.eye(K, dtype=N.dtype) / P.metric.weight, inner, gain, False
+        new = E, players.scale(inner, PE), PE, unit, level, inner, gain, False
         now = V, AV, BV, W, N, lam, gained, True
         S, AV, BV, W, N, lam, gained, tried = jax.tree.map(lambda a, b: jnp.where(tried, a, b), new, now)
 

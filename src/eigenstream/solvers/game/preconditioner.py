@@ -94,13 +94,17 @@ class Sums(NamedTuple):
         row = jax.tree.map(lambda x: x[0], self.moments)
         return jax.tree.map(lambda x: x[0], players.from_matrix(deviations[:, None], row))
 
-    def observe(self, blocks: tuple[Tree, ...], horizon: float) -> Sums:
-        """Update the mean over at most ``horizon`` rows."""
+    def observe(self, blocks: tuple[Tree, ...], horizon: float, centred: bool) -> Sums:
+        """Update the mean over at most ``horizon`` rows; ``centred``: by the running mean with these rows in it."""
         x = views.dense(blocks)
         n, X = views.n_rows(blocks), players.flat(x)
-        total = jnp.minimum(self.rows, horizon) + n
+        before = jnp.minimum(self.rows, horizon)
+        total = before + n
+        # The mean of the rows before has moved as well (Chan, Golub and LeVeque).
+        moved = jnp.where((before > 0) & centred, n / jnp.maximum(before, 1), 0)
         with jax.default_matmul_precision("highest"):
             new = jax.tree.map(lambda leaf: jnp.tensordot(X, leaf / n, (0, 0)), x)
+            new = jax.tree.map(lambda m, leaf: m + moved * jnp.tensordot(X.mean(0), leaf.mean(0), 0), new, x)
         return Sums(_towards(self.moments, new, n / total), total)
 
     def _view(self, problem: Problem) -> Tree:
@@ -137,8 +141,8 @@ class Sums(NamedTuple):
 class Sketch(NamedTuple):
     """``P = Zᵀ Z + Δ`` in each block of ``B``, with a diagonal ``Δ`` in units of the columns' variances.
 
-    ``Zᵀ Z`` is the leading part of the second moments of all rows and columns, by an incremental singular value
-    decomposition of standardised columns.
+    ``Zᵀ Z`` is the leading part of the second moments of all columns, by an incremental singular value decomposition
+    of standardised columns. It sees r rows between two moves.
     """
 
     #: r rows of the decomposition, then room for r new rows; a tuple of one tree for each block.
@@ -245,7 +249,7 @@ class Sketch(NamedTuple):
         sketched = None
         if len(Z) > 1 and not exactly:
             shrunk = factors(SHRUNK)
-            lam, coordinates = _eigenvectors(shrunk, count)
+            lam, coordinates = _eigenvectors(shrunk, count, problem.sign)
             PE = problem.joined(tuple(players.combine(c.T, z) for c, z in zip(coordinates, Z, strict=True)))
             sketched = solver(shrunk, SHRUNK)(PE), PE, lam
         if exactly:
@@ -265,8 +269,8 @@ class Sketch(NamedTuple):
         return (h**2).sum() / jnp.maximum(h.sum(), jnp.finfo(h.dtype).tiny), h.sum() / jnp.maximum(self.held, 1)
 
 
-def _eigenvectors(factors: list[jax.Array], count: int) -> tuple[jax.Array, list[jax.Array]]:
-    """The leading eigenvalues of ``A`` in the sketch, and for each block ``c`` with ``P v = Zᵀ c``.
+def _eigenvectors(factors: list[jax.Array], count: int, sign: int) -> tuple[jax.Array, list[jax.Array]]:
+    """The leading eigenvalues of ``sign A`` in the sketch, and for each block ``c`` with ``P v = Zᵀ c``.
 
     ``A`` has the blocks ``Z_iᵀ Z_j`` of different views. ``factors`` are those of ``Z Δ⁻¹ Zᵀ + I``.
     """
@@ -280,12 +284,12 @@ def _eigenvectors(factors: list[jax.Array], count: int) -> tuple[jax.Array, list
     ]
     if len(roots) == 2:
         # Two views need an eigenproblem of half the size.
-        C = roots[0].T @ roots[1]
+        C = sign * roots[0].T @ roots[1]
         squares, first = _leading(jnp.linalg.eigh(C @ C.T), count)
         lam = jnp.sqrt(jnp.maximum(squares, 0))
         Y = jnp.concatenate([first, C.T @ first / jnp.where(lam > 0, lam, 1)]) / jnp.sqrt(2)
     else:
-        M = jnp.block([[jnp.zeros_like(eye) if a is b else a.T @ b for b in roots] for a in roots])
+        M = jnp.block([[jnp.zeros_like(eye) if a is b else sign * a.T @ b for b in roots] for a in roots])
         lam, Y = _leading(jnp.linalg.eigh((M + M.T) / 2), count)
     parts = jnp.split(Y, len(roots))
     return lam, [jax.scipy.linalg.solve_triangular(a.T, y, lower=False) for a, y in zip(roots, parts, strict=True)]

@@ -10,6 +10,8 @@ import numpy as np
 
 #: The game has converged when its estimated shortfall is below this; the estimate is mostly right to a factor of two.
 ENOUGH = 0.0065
+#: The least share of B that P is taken to cover.
+LITTLE = 0.01
 #: A preconditioned residual of more than FAR plus NOISY noise floors is not that of an eigenvector.
 FAR, NOISY = 0.2, 3.0
 #: Weight that held-out scores from before a move keep after it.
@@ -67,25 +69,29 @@ class Verdict(NamedTuple):
     errors: np.ndarray
 
 
-def verdict(state: Any, fits: bool = False) -> Verdict:
-    """Judge a state of `eigenstream.solvers.Game`; ``fits``: its rows are read again until they are solved."""
+def verdict(state: Any, fits: bool = False, sums: bool = False) -> Verdict:
+    """Judge a state of `eigenstream.solvers.Game`.
+
+    ``fits``: its rows are read again until they are solved. ``sums``: it has sums of all rows.
+    """
     lam = np.asarray(state.lam, np.float64)[: state.k]
     size = float(state.size)
     gains = np.asarray(state.gains, np.float64)
     gains = gains[np.isfinite(gains)]
     heldout, errors = state.heldout.eigenvalues()
     residuals, floors = (np.asarray(x, np.float64) for x in (state.preconditioned_residuals, state.floors))
-    total = max(np.abs(lam).sum(), np.finfo(np.float64).tiny)
+    total = np.abs(lam).sum()
     # Kato and Temple: a residual r leaves an eigenvalue r² / gap too small. The gap is that to the last player's.
     gaps = np.maximum(lam - max(float(np.min(state.lam)), 0), np.finfo(np.float32).eps * size)
     # Where P is larger than B, residuals and gains show that much less of what is missing.
-    cover = np.clip(float(state.cover), np.finfo(np.float32).eps, 1)
+    cover = np.clip(float(state.cover), LITTLE, 1)
 
     def missing(r: np.ndarray) -> float:
         return float(np.minimum((size * r) ** 2 / gaps, size * r).sum() / total)
 
     solved = state.exact and float(residuals.max()) < SOLVED
-    if not len(gains):
+    if not len(gains) or not total or (sums and not state.exact):
+        # On the way sums say nothing about rows to come.
         shortfall = 1.0
     elif state.exact:
         # Close eigenvalues have residuals that show little; then the last gain tells what is still to come.
@@ -98,13 +104,17 @@ def verdict(state: Any, fits: bool = False) -> Verdict:
     far = bool((residuals > FAR + NOISY * floors).any())
     # Rows that fit are read until the residual is rounding: a larger one means a poor preconditioner.
     slow = fits and state.exact and not solved
-    converged = shortfall < ENOUGH and not far and not slow
+    # In one pass players may stay on eigenvectors that are not the leading ones, which no residual shows.
+    told = state.exact or not state.metric.rank
+    converged = shortfall < ENOUGH and told and not far and not slow
     words = f"{'converged' if converged else 'not converged'}: "
     words += f"the top-k sum is an estimated {shortfall:.2%} below its limit"
     worst, floor = float(np.max(residuals)), float(np.max(floors))
     words += f" (preconditioned residual {worst:.2g}, noise floor {floor:.2g})"
     if slow:
         words += f"; {int(state.moves)} moves left a residual above {SOLVED:g}: give a larger rank, or a ridge"
+    elif sums and not converged:
+        words += "; sums in float32 tell no more: give a ridge, or a larger memory_budget"
     elif not converged:
         words += "; read the rows again, with max_epochs=None or a larger number, or give a larger memory_budget"
     # In the order of the result, largest first: players may have changed places.
