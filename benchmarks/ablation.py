@@ -39,12 +39,11 @@ def ablation() -> dict[str, Any]:
         "twice as many of them are tried": ({}, (move, "TRIED", 4)),
         "they take over when they score higher by any margin": ({}, (move, "MARGIN", 1.0)),
         "without doubt": ({}, (move, "DOUBT", 0.0)),
-        "moves of any share of all rows": ({}, (move, "LATE", 0.0)),
-        "moves on a twentieth of all rows": ({}, (move, "LATE", 0.05)),
-        "moves on as many rows as the sketch has": ({}, (move, "FILL", 1.0)),
+        "moves on a tenth of all rows": ({}, (move, "LATE", 0.1)),
+        "the sketch learns from as many rows as its rank": ({}, (preconditioner, "SAMPLED", 1)),
     }
-    latent = Latent(5000, 20_000)
-    cases = [("mnist", 4, 256), ("mnist", 32, 256), ("mnist", 64, 128), ("cifar10", 32, 512), ("collinear", 4, 64)]
+    latent = Latent(3000, 12_000)
+    cases = [("mnist", 64, 128), ("cifar10", 32, 512), ("collinear", 4, 64), ("steep", 16, 128), ("few", 8, 100)]
     out: dict[str, Any] = {}
     for label, (settings, patch) in variants.items():
         with mock.patch.object(*patch) if patch else nullcontext():
@@ -57,8 +56,8 @@ def ablation() -> dict[str, Any]:
                 ]
                 for name, k, rank in cases
             }
-            solver = es.solvers.Game(**{"rank": 1024, **settings})
+            solver = es.solvers.Game(**{"rank": 768, **settings})
             wide = es.solve(es.problems.cca(), latent.stream(), latent.k, solver, memory_budget=1)
-            out[label] = {**found, "5,000 + 5,000 columns, rank 1024": latent.captured(wide.V)}
+            out[label] = {**found, "3,000 + 3,000 columns, k=8, rank 768": latent.captured(wide.V)}
     jax.clear_caches()
     return out

@@ -58,6 +58,10 @@ def problem(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         X, Y = planted(30_000, (800, 600))
     elif name == "collinear":
         X, Y = collinear()
+    elif name == "steep":
+        X, Y = planted(20_000, (400, 300), lambda d: np.arange(1, d + 1) ** -1.0, np.linspace(0.95, 0.3, 32))
+    elif name == "few":
+        X, Y = planted(4000, (400, 300), lambda d: np.arange(1, d + 1) ** -0.5, np.linspace(0.95, 0.3, 16))
     else:
         X, Y = planted(60_000, (200, 150))
     X, Y = np.ascontiguousarray(X), np.ascontiguousarray(Y)

@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ import jax.numpy as jnp
 import optax
 
 import eigenstream as es
+from eigenstream.core import players
 from eigenstream.core.precision import NAMES, scope
+from eigenstream.run.game_engine import DEVICE_BLOCK, DEVICE_NUMBERS
 from eigenstream.solvers.game.move import LATE
+from eigenstream.solvers.game.preconditioner import SAMPLED
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 #: Dimension of both views together, players, rows of a batch.
@@ -74,25 +78,38 @@ def paper(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling |
     return repeated(compiled, state, views, count, ceiling)[0]
 
 
-def game(
-    d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling
-) -> tuple[list[float], list[float], float]:
-    """Seconds of one batch of the accelerated game, between moves; of a move; rows between two moves after MANY."""
-    solver = es.solvers.Game()
+def game(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling) -> dict[str, Any]:
+    """Seconds of ``b`` rows of the accelerated game: between moves, while its sketch learns from them, and of a move.
+
+    Batches are joined to blocks, as the game's engine joins them.
+    """
+    solver, rows = es.solvers.Game(), max(b, min(DEVICE_BLOCK, DEVICE_NUMBERS // d))
     dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
-    views = tuple(jax.random.normal(jax.random.key(seed), (b, d // 2), dtype) for seed in (2, 3))
+    views = tuple(jax.random.normal(jax.random.key(seed), (rows, d // 2), dtype) for seed in (2, 3))
     problem = es.problems.cca(center=False)
 
-    def run(state: Any, views: Any) -> Any:
-        return jax.lax.scan(lambda s, _: (solver.gather(problem, s, views), None), state, None, length=count)[0]
+    def run(learns: bool, state: Any, views: Any) -> Any:
+        def one(s: Any, _: None) -> Any:
+            if hasattr(s.metric, "held"):
+                s = s._replace(metric=s.metric._replace(held=jnp.full_like(s.metric.held, 0 if learns else 1e9)))
+            return solver.gather(problem, s, views), None
+
+        return jax.lax.scan(one, state, None, length=count)[0]
 
     with scope(precision):
         state = jax.jit(solver.init, static_argnums=2)(problem, views, k, jax.random.key(0))
-        compiled = jax.jit(run, donate_argnums=0).lower(state, views).compile()
+        # A first move, so that the sketch learns as it does later.
         move = jax.jit(lambda state, _: solver.move(problem, state), donate_argnums=0)
-        took, state = repeated(compiled, state, views, count, ceiling)
-        moves, _ = repeated(move, state, views, 1)
-        return took, moves, LATE * MANY
+        state = move(jax.jit(lambda s, v: solver.gather(problem, s, v), donate_argnums=0)(state, views), views)
+        found = {}
+        for learns in (False, True):
+            compiled = jax.jit(partial(run, learns), donate_argnums=0).lower(state, views).compile()
+            took, state = repeated(compiled, state, views, count, None if learns else ceiling)
+            found["learning" if learns else "batch"] = [t * b / rows for t in took]
+        moves, state = repeated(move, state, views, 1)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(players.norms(state.S)))
+    rank = getattr(state.metric, "rank", 0) if hasattr(state.metric, "held") else 0
+    return {**found, "move": moves, "rows learned": SAMPLED * rank, "wait": LATE * MANY, "block": rows}
 
 
 def repeated(
@@ -112,12 +129,12 @@ def repeated(
 def measured(solver: str, d: int, k: int, b: int, precision: str, square: int) -> dict[str, Any]:
     count = 100 if d < 10_000 else 10
     ceiling = Ceiling(precision, square)
-    move: list[float] = []
-    wait = 0.0
+    more: dict[str, Any] = {}
     if solver == PAPER:
         times = paper(d, k, b, precision, count, ceiling)
     else:
-        times, move, wait = game(d, k, b, precision, count, ceiling)
+        more = game(d, k, b, precision, count, ceiling)
+        times = more["batch"]
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9
     rates = [(6 * b * d * k + 4 * d * k**2) / t / 1e12 for t in times]
     # Each relative to the product just before it: the speed of a shared machine changes within seconds.
@@ -125,9 +142,12 @@ def measured(solver: str, d: int, k: int, b: int, precision: str, square: int) -
     found = {"d": d, "k": k, "b": b, "solver": solver, "precision": precision, "ms": 1e3 * statistics.median(times)}
     found |= {"TFLOP/s": statistics.median(rates), "ceiling TFLOP/s": statistics.median(ceiling.rates)}
     found |= {"share of the ceiling": statistics.median(shares), "peak GB": peak}
-    if move:
-        found |= {"ms of a move": 1e3 * statistics.median(move), "rows between moves": wait}
-        found["ms with its share of moves"] = found["ms"] + found["ms of a move"] * b / wait
+    if more:
+        batch, learning, move = (1e3 * statistics.median(more[name]) for name in ("batch", "learning", "move"))
+        share = (learning - batch) * more["rows learned"] / b + move
+        found |= {"ms while the sketch learns": learning, "ms of a move": move, "rows between moves": more["wait"]}
+        found |= {"rows of a block": more["block"], "rows that the sketch learns between moves": more["rows learned"]}
+        found["ms with its share of moves"] = batch + share * b / more["wait"]
     return found
 
 

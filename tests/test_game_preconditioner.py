@@ -8,17 +8,20 @@ import scipy.linalg
 
 import eigenstream as es
 from data import GAME, POWER, batched
+from eigenstream.solvers.game import move, preconditioner
 from eigenstream.solvers.game.preconditioner import SHRUNK, Diagonal, Sketch
 
 PCA, CCA = es.problems.lda(n_classes=2), es.problems.cca()
+OBSERVE = jax.jit(Sketch.observe)
+REFRESHED = jax.jit(lambda sketch, problem: sketch.factor(problem, False, 1).metric)
 
 
 def learned(views, parts, rank, ridge=0.0, problem=PCA):
     """A sketch of rows that came in several parts, before the last one is decomposed."""
     sketch = Sketch.empty(tuple(jax.ShapeDtypeStruct(x.shape[1:], jnp.float32) for x in views), rank, ridge)
     for i, part in enumerate(zip(*(np.split(x, parts) for x in views), strict=True)):
-        sketch = sketch.factor(problem, False, 1).metric if i else sketch
-        sketch = sketch.observe(tuple(map(jnp.asarray, part)), np.inf)
+        sketch = REFRESHED(sketch, problem) if i else sketch
+        sketch = OBSERVE(sketch, tuple(map(jnp.asarray, part)), np.inf)
     return sketch
 
 
@@ -40,7 +43,7 @@ def matrix(Z, delta):
 def test_a_sketch_solves_like_its_matrix(ridge):
     sketch = learned([rows(400, np.r_[5, 4, 3, np.full(57, 0.3)])], 20, 20, ridge)
     found = sketch.factor(PCA, False, 1)
-    P = matrix(found.metric.Z[0][:20], sketch.outside(False)[0])
+    P = matrix(found.metric.Z[0], found.metric.delta[0])
     G = np.random.default_rng(1).normal(size=(3, 60)).astype("f4")
     expected = np.linalg.solve(P, G.T).T
     np.testing.assert_allclose(found.solve(jnp.asarray(G)), expected, rtol=1e-3, atol=1e-3 * abs(expected).max())
@@ -51,7 +54,7 @@ def test_a_sketch_holds_the_leading_moments_of_all_rows():
     low = rows(2000, np.r_[np.linspace(3, 1, 12), np.zeros(48)])
     sketch = learned([low], 100, 20).factor(PCA, False, 1).metric
     assert float(sketch.weight) == 2000
-    Z = np.asarray(sketch.Z[0][:20], float)
+    Z = np.asarray(sketch.Z[0], float)
     np.testing.assert_allclose(Z.T @ Z, low.T.astype(float) @ low / 2000, atol=1e-3)
     noisy = rows(2000, np.r_[np.full(8, 5.0), np.full(92, 0.2)])
     floor = float(learned([noisy], 50, 40).factor(PCA, False, 1).metric.floor)
@@ -65,6 +68,16 @@ def test_units_of_the_columns_do_not_matter():
     plain = solved(X, G, 10, parts=100)
     scaled = solved((X * units).astype("f4"), (G * units).astype("f4"), 10, parts=100)
     np.testing.assert_allclose(scaled * units, plain, rtol=2e-3, atol=2e-3 * abs(plain).max())
+
+
+def test_few_rows_leave_room_in_a_sketch():
+    """Fewer rows than its rank: the floor is not that of the empty rows."""
+    X = rows(60, np.ones(100))
+    sketch = learned([X], 2, 40).factor(PCA, False, 1).metric
+    early = learned([X[:20]], 1, 40).factor(PCA, False, 1).metric
+    assert float(early.floor) > 0.1
+    assert float(sketch.floor) > 0.1
+    assert float(sketch.weight) == 60
 
 
 def test_a_column_that_few_rows_touch_counts_as_larger():
@@ -88,32 +101,76 @@ def test_columns_without_values_and_few_rows_are_finite():
 
 
 def test_leverages_are_those_of_new_rows():
-    """κ = E[h²] / E[h] of rows that P does not hold."""
+    """κ = E[h²] / E[h] of rows that P does not hold, and their mean over the dimension."""
     X = rows(6000, np.r_[np.full(20, 3.0), np.full(180, 0.3)])
     before = learned([X[:5900]], 59, 100)
     known = before.factor(PCA, False, 1).metric
-    found = known.observe((jnp.asarray(X[5900:]),), np.inf).factor(PCA, False, 1).kappa
-    P = matrix(known.Z[0][:100], known.outside(False)[0])
+    found = known.observe((jnp.asarray(X[5900:]),), np.inf).factor(PCA, False, 1)
+    P = matrix(known.Z[0], known.delta[0])
     h = (X[5900:] * np.linalg.solve(P, X[5900:].T).T).sum(1)
-    assert 0.95 < float(found) / ((h**2).mean() / h.mean()) < 1.05
+    assert 0.95 < float(found.kappa) / ((h**2).mean() / h.mean()) < 1.05
+    assert 0.95 < float(found.cover) / (h.mean() / 200) < 1.05
 
 
+@pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dims", [(30, 24), (18, 15, 20)])
-def test_the_eigenvectors_of_a_sketch_are_those_of_its_matrices(dims):
+def test_the_eigenvectors_of_a_sketch_are_those_of_its_matrices(dims, sign):
     rng = np.random.default_rng(0)
     z = rng.normal(size=(1500, 6))
     views = [(z @ rng.normal(size=(6, d)) + rng.normal(size=(1500, d))).astype("f4") for d in dims]
     sketch = learned(views, 50, 20, problem=CCA)
-    found = sketch.factor(CCA, False, 5)
+    found = sketch.factor(CCA.with_sign(sign), False, 5)
     E, PE, lam = found.sketched
-    Z = [np.asarray(z[:20], float) for z in found.metric.Z]
-    blocks = zip(Z, sketch.outside(False), strict=True)
+    Z = [np.asarray(z, float) for z in found.metric.Z]
+    blocks = zip(Z, found.metric.delta, strict=True)
     P = scipy.linalg.block_diag(*(matrix(z, SHRUNK * np.asarray(d)) for z, d in blocks))
-    A = np.block([[0 * a.T @ b if a is b else a.T @ b for b in Z] for a in Z])
+    A = sign * np.block([[0 * a.T @ b if a is b else a.T @ b for b in Z] for a in Z])
     E, PE = (np.concatenate(x, 1) for x in (E, PE))
     np.testing.assert_allclose(PE, E @ P, atol=2e-3 * abs(PE).max())
     np.testing.assert_allclose(E @ PE.T, np.eye(5), atol=5e-3)
+    np.testing.assert_allclose(np.diag(E @ A @ E.T), lam, atol=5e-3)
     np.testing.assert_allclose(lam, scipy.linalg.eigh(A, P, eigvals_only=True)[::-1][:5], atol=2e-3)
+
+
+def leading_factors(n=3000, d=600, latent=60):
+    """Two views of correlated factors and little noise: the leading directions hold the correlation."""
+    rng = np.random.default_rng(0)
+    rho, z = np.linspace(0.95, 0.5, 4), rng.normal(size=(n, 4))
+    views = []
+    for _ in range(2):
+        e = rng.normal(size=(n, latent))
+        e[:, :4] = np.sqrt(rho) * z + np.sqrt(1 - rho) * e[:, :4]
+        rotation, maps = (np.linalg.qr(rng.normal(size=(m, latent)))[0] for m in (latent, d))
+        spread = np.arange(1, latent + 1) ** -0.5
+        views.append(((e @ rotation * spread) @ maps.T + 0.1 * spread[-1] * rng.normal(size=(n, d))).astype("f4"))
+    return views
+
+
+def heldout(views, **options):
+    jax.clear_caches()
+    result = es.solve(es.problems.cca(), batched(views), 4, es.solvers.Game(rank=160), memory_budget=1, **options)
+    assert int(result.state.refused) == 0
+    return abs(result.heldout.sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["largest", "smallest"])
+def test_eigenvectors_of_the_sketch_become_players_where_rows_prefer_them(which, monkeypatch):
+    views = leading_factors()
+    found = heldout(views, which=which)
+    monkeypatch.setattr(move, "score", lambda state, rows: jnp.zeros(()))
+    assert found > heldout(views, which=which) + 0.2
+    monkeypatch.undo()
+    jax.clear_caches()
+
+
+@pytest.mark.slow
+def test_eigenvectors_that_are_not_finite_are_not_tried(monkeypatch):
+    views, known = leading_factors(), preconditioner._eigenvectors
+    monkeypatch.setattr(preconditioner, "_eigenvectors", lambda *a: jax.tree.map(lambda x: x * jnp.nan, known(*a)))
+    assert heldout(views) > 1.5
+    monkeypatch.undo()
+    jax.clear_caches()
 
 
 def test_a_diagonal_is_finite_where_no_row_had_a_value():

@@ -48,6 +48,16 @@ def test_a_residual_far_above_its_noise_has_not_converged():
 
 
 @pytest.mark.slow
+def test_one_pass_with_a_sketch_has_not_converged(game_on_power):
+    """Players may stay on eigenvectors that are not the leading ones."""
+    still = game_on_power.state._replace(gains=np.zeros(3), floors=np.zeros(4), preconditioned_residuals=np.zeros(4))
+    known = verdict.verdict(still)
+    assert known.shortfall == 0
+    assert not known.converged
+    quarter, half = (verdict.verdict(game_on_power.state._replace(cover=np.float32(c))).shortfall for c in (0.25, 0.5))
+    assert quarter / (1 - quarter) == pytest.approx(2 * half / (1 - half))
+
+
 def test_heldout_eigenvalues_are_near_the_population_s(game_on_power):
     truth = np.linspace(0.95, 0.5, 8)[:4]
     assert (np.abs(game_on_power.heldout - truth) < 4 * game_on_power.heldout_error + 0.05).all()

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.linalg
 import numpy as np
 
 from eigenstream.core import players
@@ -21,12 +22,23 @@ def whitening(G: jax.Array, cutoff: float | None = None, complete: bool = False)
     """
     size = jnp.sqrt(jnp.maximum(jnp.diag(G), 0))
     inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1), 1 if complete else 0)
-    sigma, U = jnp.linalg.eigh((G + G.T) / 2 * inverse * inverse[:, None])
-    least = (len(G) * jnp.finfo(G.dtype).eps if cutoff is None else cutoff) * jnp.maximum(sigma[-1], 0)
-    keep = sigma > least
-    # Null directions are divided by 1, not by √σ ≈ 0.
-    T = U / jnp.sqrt(jnp.where(keep, sigma, 1))
-    return (inverse[:, None] * jnp.where(keep | complete, T, 0))[:, ::-1], keep.sum()
+    unit = (G + G.T) / 2 * inverse * inverse[:, None]
+    least = len(G) * float(jnp.finfo(G.dtype).eps) if cutoff is None else cutoff
+
+    def by_eigenvectors() -> tuple[jax.Array, jax.Array]:
+        sigma, U = jnp.linalg.eigh(unit)
+        keep = sigma > least * jnp.maximum(sigma[-1], 0)
+        # Null directions are divided by 1, not by √σ ≈ 0.
+        T = U / jnp.sqrt(jnp.where(keep, sigma, 1))
+        return (inverse[:, None] * jnp.where(keep | complete, T, 0))[:, ::-1], keep.sum()
+
+    def by_cholesky() -> tuple[jax.Array, jax.Array]:
+        return jax.scipy.linalg.solve_triangular(L, jnp.diag(inverse), lower=True).T, (inverse == inverse).sum()
+
+    # A Cholesky factor takes a tenth of the time, and is as exact where no pivot is small.
+    L = jnp.linalg.cholesky(unit)
+    definite = jnp.isfinite(L).all() & (jnp.diag(L).min() > least**0.25)
+    return jax.lax.cond(definite, by_cholesky, by_eigenvectors)
 
 
 def small_eigh(

@@ -95,27 +95,28 @@ def _from_covariances(crossed: list[np.ndarray], W: list[np.ndarray], means: lis
 def _from_rows(batches: Iterable[Tree], W: list[np.ndarray], means: list[np.ndarray], dof: int) -> Measured:
     """Measure on the rows, read once; ``dof`` is 1 if their mean was estimated."""
     n, m, k = 0, len(W), W[0].shape[1]
-    total, loadings, towards = np.zeros((m * k, m * k)), [np.zeros_like(w) for w in W], np.zeros_like(W[-1])
+    total, crossed = np.zeros((m * k, m * k)), [np.zeros((len(w), k + k * (w is W[-1]))) for w in W]
+    sums = [np.zeros(found.shape[1]) for found in crossed]
     for batch in batches:
         views = [host_batches.dense_or_csr(view) for view in batch]
         scores = [projected(x, w, mean).astype(np.float64) for x, w, mean in zip(views, W, means, strict=True)]
         n += len(scores[0])
         side_by_side = np.hstack(scores)
         total += side_by_side.T @ side_by_side
-        for load, x, mean, T in zip(loadings, views, means, scores, strict=True):
-            load += _covary(x, mean, T)
-        towards += _covary(views[-1], means[-1], scores[0])
+        # The last view's features are also needed with the first view's scores.
+        beside = [*scores[:-1], np.hstack([scores[-1], scores[0]])]
+        for found, sum_, x, T in zip(crossed, sums, views, beside, strict=True):
+            found += x.T @ T.astype(x.dtype)
+            sum_ += T.sum(0)
     if n <= dof:
         raise ValueError("no rows to measure the components on: give the model more of them")
     blocks = total.reshape(m, k, m, k) / (n - dof)
     within = np.array([blocks[i, :, i] for i in range(m)])
-    loadings = [load / (n - dof) for load in loadings]
-    return Measured(W, means, np.einsum("ikjk->ijk", blocks), within, loadings, towards / (n - dof))
-
-
-def _covary(x: Any, mean: np.ndarray, T: np.ndarray) -> np.ndarray:
-    """``(X - mean)ᵀ T``; sparse rows stay sparse."""
-    return np.asarray(x.T @ T.astype(x.dtype)) - np.outer(mean, T.sum(0))
+    crossed = [
+        (found - np.outer(mean, sum_)) / (n - dof) for found, mean, sum_ in zip(crossed, means, sums, strict=True)
+    ]
+    loadings = [found[:, :k] for found in crossed]
+    return Measured(W, means, np.einsum("ikjk->ijk", blocks), within, loadings, crossed[-1][:, k:])
 
 
 def correlations(T: np.ndarray, U: np.ndarray, weight: Any = None) -> np.ndarray:

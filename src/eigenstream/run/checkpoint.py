@@ -134,7 +134,7 @@ class Checkpointer:
             checkpoints.close()
             raise
         self._checkpoints = checkpoints
-        history = self._open_metrics(metrics, 0 if found is None else found[1]["steps"])
+        history = self._open_metrics(metrics, {"steps": 0} if found is None else found[1])
         if found is not None:
             run.restore(*found, history)
 
@@ -153,13 +153,13 @@ class Checkpointer:
                 raise ValueError(f"{folder.path} was begun with other settings ({seen}): resume with the same")
         return found
 
-    def _open_metrics(self, path: Path, last_step: int) -> list[dict[str, Any]]:
+    def _open_metrics(self, path: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
         """Open the file to append to it; return its records."""
         lines = path.read_text().split("\n") if path.exists() else [""]
         # The last line has no newline: it is empty, or a kill has cut it.
         records = [json.loads(line) for line in lines[:-1] if line]
-        # The resumed run repeats the steps after its checkpoint.
-        records = [record for record in records if record["step"] <= last_step]
+        # The resumed run repeats what came after its checkpoint. Checkpoints of version 0.1 do not count records.
+        records = [record for record in records if record["step"] <= values["steps"]][: values.get("records")]
         wait("metrics read")
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in records).encode())
         if is_first():

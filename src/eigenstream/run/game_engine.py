@@ -24,11 +24,11 @@ from eigenstream.solvers.game.preconditioner import Sums
 from eigenstream.solvers.game.verdict import SOLVED, verdict
 
 #: Rows that are multiplied at once: fewer leave a processor, or an accelerator, idle.
-BLOCK, DEVICE_BLOCK = 512, 4096
+BLOCK, DEVICE_BLOCK = 512, 8192
 #: Block sizes that are compiled as they come; others are cut into powers of two.
 FEW = 4
 #: The most numbers in a block, and in one on an accelerator.
-NUMBERS, DEVICE_NUMBERS = 2**23, 2**28
+NUMBERS, DEVICE_NUMBERS = 2**23, 2**30
 #: The most passes over rows that fit in memory, and over others until they converge.
 PASSES_IN_MEMORY, PASSES = 100, 10
 #: Moves that gain less than NOTHING, STALLED of them in a row, end passes over rows in memory.
@@ -262,7 +262,6 @@ class GameEngine(SteppingEngine):
         return {**super().snapshot(), "heldout": self.sign * known.heldout, "shortfall": known.shortfall}
 
     def _verdict(self) -> Any:
-        # Only short arrays are fetched.
         return verdict(self.state, self.fits, self._sums)
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:

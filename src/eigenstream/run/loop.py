@@ -306,7 +306,8 @@ class Run:
 
     def values(self) -> dict[str, Any]:
         """What a checkpoint holds beside the solver's arrays."""
-        return {**{name: getattr(self, name) for name in COUNTERS}, "stop": self.stop and list(self.stop)}
+        stop = self.stop and list(self.stop)
+        return {**{name: getattr(self, name) for name in COUNTERS}, "stop": stop, "records": len(self.history)}
 
     def restore(self, arrays: dict[int, np.ndarray], values: dict[str, Any], history: list[dict[str, Any]]) -> None:
         """Continue from a checkpoint."""

@@ -143,7 +143,7 @@ class Game:
             preconditioned_residuals=jnp.ones(k, dtype),
             floors=jnp.zeros(k, dtype),
             rows_known=zero,
-            rows_to_next_move=jnp.full((), 2 * K, dtype),
+            rows_to_next_move=jnp.full((), max(2 * K, metric.rank), dtype),
             cover=zero,
             tried=jnp.array(False),
             heldout=HeldOut.empty(k, dtype),

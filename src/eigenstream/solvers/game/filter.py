@@ -44,19 +44,19 @@ def correct(problem: Problem, state: GameState, P: Factored, half_life: float | 
     K, n = len(state.lam), state.gathered.rows
     if isinstance(state.metric, Sums):
         A, B = state.metric.products(problem, state.S)
-        zero, noise = jnp.zeros_like(n), jnp.zeros_like(state.noise)
-        size = jax.tree.leaves(state.S)[0].shape[0]
-        return Corrected(A, B, jnp.zeros((size, size), n.dtype), noise, zero, zero, state.metric.rows)
+        N = jnp.zeros_like(players.gram(state.S, B))
+        return Corrected(A, B, N, 0 * state.noise, 0 * n, 0 * n, state.metric.rows)
     A, B = (players.scale(1 / n, sums) for sums in state.gathered[1:])
     B = state.metric.exact(state.S) if B is None else B
     if state.exact:
         return Corrected(A, B, jnp.zeros((3 * K, 3 * K), n.dtype), state.noise, state.kappa, state.own, n)
     forget = 1.0 if half_life is None else 2 ** jnp.minimum(n / half_life, 60)
     before, N = state.rows_known / forget, forget * state.N
-    R = players.gram(state.S, B)
+    known, new = (players.take(state.S, *ends) for ends in ((0, K), (K, 2 * K)))
+    own, across = jnp.split(players.gram(known, B), 2, axis=1)
     # Search directions are P-orthonormal. Few rows say little about ⟨w, B w⟩, and P about the most that it may be.
-    R = R.at[K:, K:].set(jnp.diag((jnp.diag(R)[K:] > 0).astype(R.dtype)))
-    R = (R + R.T) / (2 * n)
+    most = jnp.diag((players.dot(new, players.take(B, K, 2 * K)) > 0).astype(n.dtype))
+    R = jnp.block([[(own + own.T) / 2, across], [across.T, most]]) / n
     first = state.moves == 0
     noise, kappa, own = _noise(problem, state, P, A, B, jnp.diag(N + R[:K, :K]))
     share = gain(N, R[:K, :K], first)
@@ -117,9 +117,12 @@ def noise_after(gain: jax.Array, N: jax.Array, R: jax.Array) -> jax.Array:
     return jnp.block([[known, corner], [corner.T, R[L:, L:]]])
 
 
-def symmetric(G: jax.Array, L: int) -> jax.Array:
-    """Symmetrise a Gram matrix of products; between tracked and new vectors take the tracked product."""
-    G = G.at[:L, L:].set(G[L:, :L].T)
+def symmetric(S: Tree, M: Tree, L: int) -> jax.Array:
+    """The Gram matrix of ``S`` and its products ``M``; between tracked and new vectors by the tracked product."""
+    own = players.gram(players.take(S, 0, L), players.take(M, 0, L))
+    new = jax.tree.map(lambda x: x[L:], S)
+    across, rest = jnp.split(players.gram(new, M), [L], axis=1)
+    G = jnp.block([[own, across.T], [across, rest]])
     return (G + G.T) / 2
 
 

@@ -25,12 +25,10 @@ from eigenstream.solvers.paper import direction
 #: Eigenvalues within the span are lowered by this many standard deviations of their noise.
 DOUBT = 0.5
 #: Players wait for this share of all rows so far: moves on fewer lose more by noise than they gain,
-LATE = 0.1
-#: and for this share of the rank of the sketch.
-FILL = 0.5
-#: The share of the search directions that are eigenvectors of the sketch.
+LATE = 0.2
+#: One of this many search directions is an eigenvector of the sketch.
 TRIED = 8
-#: They take over if they score this many times higher: close to the end, players know more rows than the sketch.
+#: Eigenvectors of the sketch take over if they score this many times higher than the players: closer scores are noise.
 MARGIN = 1.01
 
 
@@ -88,20 +86,22 @@ def _moved(problem: Problem, state: GameState, half_life: float | None) -> GameS
         E, PE, inner = P.sketched
         some = sample(k, K)
         scored, rival = score(state, 2 * K - len(some) + np.arange(len(some))), score(state, some)
-        tried = state.tried & (scored > rival * MARGIN) & (jnp.isfinite(inner).all() & (inner[:k] > 0).all())
+        # A factor of rounded inner products may not be finite: then the search directions stay as they are.
+        finite = jnp.isfinite(players.dot(E, PE)).all()
+        tried = state.tried & finite & (inner[:k] > 0).all() & (scored > rival * MARGIN)
         # On rows that the sketch has seen its eigenvalues are too large.
         inner = inner * jnp.clip(scored / jnp.maximum(inner[some].sum(), tiny), 0, 1)
         gain = (inner[:k] - lam[:k]).sum() / jnp.maximum(inner[:k].sum(), tiny)
         unit = players.scale(1 / jnp.sqrt(norms), V)
         # A sketch of few rows has fewer eigenvectors: the rest are zeros, without noise.
-        level = jnp.diag((players.dot(E, PE) > 0).astype(N.dtype)) / P.metric.weight
-        W = jax.tree.map(lambda w, e: w.at[K - len(some) :].set(e[some]), W, E)
+        level = jnp.diag((players.dot(E, PE) > 0).astype(N.dtype)) / jnp.maximum(state.gathered.rows, 1)
+        W = jax.tree.map(lambda w, e: w.at[K - len(some) :].set(jnp.where(finite, e[some], w[K - len(some) :])), W, E)
         new = E, players.scale(inner, PE), PE, unit, level, inner, gain, False
-        now = V, AV, BV, W, N, lam, gained, True
+        now = V, AV, BV, W, N, lam, gained, finite
         S, AV, BV, W, N, lam, gained, tried = jax.tree.map(lambda a, b: jnp.where(tried, a, b), new, now)
 
     floors = jnp.sqrt(jnp.maximum(known.noise * jnp.diag(N), 0))[:k]
-    wait = jnp.maximum(max(K, FILL * state.metric.rank), LATE * known.rows)
+    wait = jnp.maximum(max(K, state.metric.rank), LATE * known.rows)
     return state._replace(
         S=players.stack(S, W),
         MA=AV,
@@ -156,7 +156,7 @@ def conjugate(W: Tree, g: Tree) -> tuple[Tree, jax.Array]:
 def rayleigh_ritz(problem: Problem, state: GameState, known: Corrected) -> Ritz:
     """Rayleigh-Ritz in the span of ``S``; the noise level is added to ``B`` and subtracted from ``A``."""
     K, k = len(state.lam), state.k
-    GA, GB = (symmetric(players.gram(state.S, M), K) for M in (known.MA, known.MB))
+    GA, GB = (symmetric(state.S, M, K) for M in (known.MA, known.MB))
     noise = known.kappa * known.N
     size = largest_quotient(GA, GB + noise, CUTOFF)
     # Noise in B would raise negative eigenvalues: shift them above 0 first.

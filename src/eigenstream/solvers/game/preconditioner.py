@@ -18,10 +18,17 @@ from eigenstream.problems.base import Problem, Products
 FEW = 12
 #: ``Δ`` counts this many times in the sketch's own eigenvectors: they fit the rows behind it, and not others.
 SHRUNK = 2.0
+#: Between two moves the sketch learns from this many times its rank of rows: more would take longer than the players.
+SAMPLED = 4
+#: Rounding of small inner products, relative to the largest.
+CUTOFF = 1e-5
 #: The rounding of covariances, relative to their largest eigenvalue.
 JITTER = 5e-7
 #: The least variance of a standardised direction: float32 resolves no less.
 LEAST = 1e-5
+
+#: What a sketch has gathered since the last move.
+SINCE = ("Y", "inner", "leverages", "held", "seen")
 
 
 class Factored(NamedTuple):
@@ -141,44 +148,57 @@ class Sums(NamedTuple):
 class Sketch(NamedTuple):
     """``P = Zᵀ Z + Δ`` in each block of ``B``, with a diagonal ``Δ`` in units of the columns' variances.
 
-    ``Zᵀ Z`` is the leading part of the second moments of all columns, by an incremental singular value decomposition
-    of standardised columns. It sees r rows between two moves.
+    ``Zᵀ Z`` approximates the leading part of ``Σ``, the second moments of all columns, by block power iteration: with
+    ``Ω = Δ⁻¹ Zᵀ`` the rows between two moves give ``Y = Σ Ω``, and ``Σ ≈ Y (Ωᵀ Y)⁻¹ Yᵀ`` (Nyström) the next ``Z``.
     """
 
-    #: r rows of the decomposition, then room for r new rows; a tuple of one tree for each block.
+    #: r rows; a tuple of one tree for each block.
     Z: tuple[Tree, ...]
-    #: New rows, rows in the decomposition, and rows of the stream.
+    #: Sums over the rows since the last move of ``Yᵀ`` and ``Ωᵀ Σ Ω``; the first rows stand here as they are.
+    Y: tuple[Tree, ...]
+    inner: jax.Array
+    #: ``Δ`` of the last move, and Cholesky factors of ``Z Δ⁻¹ Zᵀ + I`` for each block.
+    delta: tuple[Tree, ...]
+    factors: tuple[jax.Array, ...]
+    #: Rows since the last move that were learned from, and those before it.
     held: jax.Array
     weight: jax.Array
+    seen: jax.Array
+    #: Sums of the leverages ``h`` of these rows in each block, and of their squares.
+    leverages: tuple[jax.Array, jax.Array]
+    #: Rows of the stream, mean squares of the columns, and means of fourth powers relative to squared mean squares.
     rows: jax.Array
-    #: Mean squares of the columns and means of their fourth powers relative to squared mean squares.
     squares: tuple[Tree, ...]
     kurtosis: tuple[Tree, ...]
-    #: The variance of a standardised direction outside the sketch.
+    #: The variance of a standardised direction outside the sketch: of the last one inside, and the mean.
     floor: jax.Array
+    rest: jax.Array
     #: The problem's ridge, relative to the mean eigenvalue of ``B``.
     ridge: jax.Array
 
     @classmethod
     def empty(cls, blocks: tuple[Tree, ...], rank: int, ridge: float) -> Sketch:
-        dtype = jax.tree.leaves(blocks)[0].dtype
-        zero, zeros = jnp.zeros((), dtype), [players.take(players.blank(1, blocks), 0, 1) for _ in range(2)]
-        squares, kurtosis = (jax.tree.map(lambda x: x[0], each) for each in zeros)
-        Z = players.blank(2 * max(1, min(rank, players.size(blocks) // 2)), blocks)
-        return cls(Z, zero, zero, zero, squares, kurtosis, zero + 1, zero + ridge)
+        dtype, r = jax.tree.leaves(blocks)[0].dtype, max(1, min(rank, players.size(blocks) // 2))
+        zero = jnp.zeros((), dtype)
+        Z, Y = players.blank(r, blocks), players.blank(r, blocks)
+        delta, squares, kurtosis = (jax.tree.map(lambda z: jnp.zeros(z.shape[1:], dtype), Z) for _ in range(3))
+        factors = tuple(jnp.eye(r, dtype=dtype) for _ in blocks)
+        sums = jnp.zeros(len(blocks), dtype), jnp.zeros(len(blocks), dtype)
+        inner, since = jnp.zeros((r, r), dtype), (zero, zero, zero, sums)
+        return cls(Z, Y, inner, delta, factors, *since, zero, squares, kurtosis, zero + 1, zero + 1, zero + ridge)
 
     @property
     def rank(self) -> int:
         """r, the rank of the sketch."""
-        return jax.tree.leaves(self.Z)[0].shape[0] // 2
+        return len(self.inner)
 
     def deviations(self) -> tuple[Tree, ...]:
         """Standard deviations of the columns; 1 for columns that were 0 in all rows."""
         return jax.tree.map(lambda s: jnp.sqrt(jnp.where(s > 0, s, 1)), self.squares)
 
     def observe(self, blocks: tuple[Tree, ...], horizon: float) -> Sketch:
-        """Learn the columns' variances from rows, and take in as many of the rows as there is room for."""
-        r, n, x = self.rank, views.n_rows(blocks), views.dense(blocks)
+        """Learn the columns' variances from rows; between two moves learn the sketch from SAMPLED times its rank."""
+        n, x = views.n_rows(blocks), views.dense(blocks)
         total = jnp.minimum(self.rows, horizon) + n
         share = n / total
         squares = _towards(self.squares, jax.tree.map(lambda leaf: (leaf**2).mean(0), x), share)
@@ -186,11 +206,43 @@ class Sketch(NamedTuple):
         # Relative to the variances: fourth powers themselves overflow.
         before = jax.tree.map(lambda q, old, s: q * (old / s) ** 2, self.kurtosis, self.squares, safe)
         kurtosis = _towards(before, jax.tree.map(lambda leaf, s: ((leaf**2 / s) ** 2).mean(0), x, safe), share)
-        place = (r + jnp.minimum(self.held, r - min(n, r))).astype(jnp.int32)
-        put = jax.lax.dynamic_update_slice_in_dim
-        Z = jax.tree.map(lambda z, leaf: put(z, leaf[:r].astype(z.dtype), place, 0), self.Z, x)
-        held, weight = jnp.minimum(self.held + n, r), jnp.minimum(self.weight, horizon)
-        return self._replace(Z=Z, held=held, weight=weight, rows=total, squares=squares, kurtosis=kurtosis)
+        known = self._replace(rows=total, squares=squares, kurtosis=kurtosis)
+        # Arrays that do not change are left out, or they would be copied.
+        before = {name: getattr(self, name) for name in SINCE}
+        after = jax.lax.cond(
+            self.held < SAMPLED * self.rank, lambda s: known._replace(**s)._learned(x, n), lambda s: s, before
+        )
+        return known._replace(**after)
+
+    def _learned(self, x: tuple[Tree, ...], n: int) -> dict[str, Any]:
+        r, first = self.rank, self.weight == 0
+        delta = jax.tree.map(lambda a, b: jnp.where(first, a, b), self.outside(False), self.delta)
+        scores, h = jnp.zeros((n, r), self.floor.dtype), []
+        for leaf, z, d, L in zip(x, self.Z, delta, self.factors, strict=True):
+            own = players.gram(leaf, jax.tree.map(jnp.divide, z, d))
+            inside = jax.scipy.linalg.solve_triangular(L, own.T, lower=True)
+            norms = players.dot(leaf, jax.tree.map(jnp.divide, leaf, d))
+            h.append(jnp.maximum(norms - (inside**2).sum(0), 0))
+            scores = scores + own
+        # A row of its own for each of the first rows, until all are taken.
+        slots = jax.nn.one_hot(self.held.astype(jnp.int32) + jnp.arange(n), r, dtype=scores.dtype)
+        S = jnp.where(first, slots, scores / self._lengths())
+        Y = jax.tree.map(lambda y, leaf: y + jnp.tensordot(S, leaf, (0, 0)), self.Y, x)
+        held = jnp.where(first, jnp.minimum(self.held + n, r), self.held + n)
+        # With the row itself among all rows (Sherman and Morrison).
+        h = [each / (1 + each / self.rows) for each in h]
+        sums, squares = (jnp.stack([(each**p).sum() for each in h]) for p in (1, 2))
+        leverages = self.leverages[0] + sums, self.leverages[1] + squares
+        return {"Y": Y, "inner": self.inner + S.T @ S, "leverages": leverages, "held": held, "seen": self.seen + n}
+
+    def _overlap(self) -> jax.Array:
+        """``Z Δ⁻¹ Zᵀ``, over all blocks."""
+        return sum(L @ L.T for L in self.factors) - len(self.factors) * jnp.eye(self.rank, dtype=self.floor.dtype)
+
+    def _lengths(self) -> jax.Array:
+        """Norms of the columns of ``Ω``, which is scaled to 1."""
+        squares = sum((L**2).sum(1) for L in self.factors) - len(self.factors)
+        return jnp.sqrt(jnp.where(squares > 0, squares, 1))
 
     def outside(self, exactly: bool) -> tuple[Tree, ...]:
         """``Δ``."""
@@ -200,8 +252,8 @@ class Sketch(NamedTuple):
             ridge = self.ridge * sum(s.sum() for s in jax.tree.leaves(squares)) / d
 
             def each(s: jax.Array, q: jax.Array) -> jax.Array:
-                few = 0 if exactly else (d * q / (FEW * jnp.maximum(self.rows, 1))) ** 2
-                delta = s * (self.floor + few) + ridge
+                few = (d * q / (FEW * jnp.maximum(self.rows, 1))) ** 2
+                delta = s * (self.rest if exactly else self.floor + few) + ridge
                 return jnp.where(delta > 0, delta, 1)
 
             return jax.tree.map(each, squares, kurtosis)
@@ -210,25 +262,12 @@ class Sketch(NamedTuple):
 
     def factor(self, problem: Problem, exactly: bool, count: int) -> Factored:
         """``P`` of all rows so far; ``exactly``: for products without sampling noise; ``count``: eigenvectors."""
-        r, eye = self.rank, jnp.eye(self.rank, dtype=self.floor.dtype)
-        delta = self.outside(exactly)
+        eye = jnp.eye(self.rank, dtype=self.floor.dtype)
+        known = self if exactly else self._refreshed()
+        delta = known.outside(exactly)
         with jax.default_matmul_precision("highest"):
-            scaled = jax.tree.map(lambda z, v: z / jnp.sqrt(v), self.Z, delta)
+            scaled = jax.tree.map(lambda z, v: z / jnp.sqrt(v), known.Z, delta)
             grams = [players.gram(z, z) for z in scaled]
-        new = jnp.arange(r) < self.held
-        noise = [self._noise(g, new) for g in grams]
-        kappa, cover = (sum(each) for each in zip(*noise, strict=True))
-        cover = cover / sum(players.size(z) for z in self.squares)
-        if exactly:
-            Z, grams, floor = players.take(self.Z, 0, r), [g[:r, :r] for g in grams], self.floor
-        else:
-            total = self.weight + self.held
-            root = jnp.sqrt(jnp.concatenate([jnp.full(r, self.weight), new]) / jnp.maximum(total, 1))
-            C = (root[:, None] * jnp.linalg.eigh(root[:, None] * sum(grams) * root)[1][:, ::-1][:, :r]).T
-            Z, grams = players.combine(C, self.Z), [C @ g @ C.T for g in grams]
-            energies = players.dot(*2 * (jax.tree.map(jnp.divide, Z, self.deviations()),))
-            # The directions of a few rows fit those rows, and not others: half of their number is a fair place.
-            floor = jnp.clip(energies[jnp.minimum(total / 2, r - 1).astype(jnp.int32)], LEAST, 1)
 
         def factors(times: float) -> list[jax.Array]:
             return [jnp.linalg.cholesky((g + g.T) / 2 / times + eye) for g in grams]
@@ -236,7 +275,7 @@ class Sketch(NamedTuple):
         def solver(factors: list[jax.Array], times: float = 1.0) -> Callable[[Tree], Tree]:
             def solve(G: Tree) -> Tree:
                 out = []
-                for g, s, z, L in zip(problem.blocks(G), delta, Z, factors, strict=True):
+                for g, s, z, L in zip(problem.blocks(G), delta, known.Z, factors, strict=True):
                     g = jax.tree.map(lambda a, s: a / (times * s), g, s)
                     along = jax.scipy.linalg.cho_solve((L, True), players.gram(z, g)).T
                     lifted = players.combine(along, z)
@@ -245,28 +284,42 @@ class Sketch(NamedTuple):
 
             return solve
 
-        solve = solver(factors(1.0))
+        own = factors(1.0)
+        sums, squares = self.leverages
+        kappa = (squares / jnp.maximum(sums, jnp.finfo(sums.dtype).tiny)).sum()
+        cover = sums.sum() / jnp.maximum(self.seen, 1) / sum(players.size(s) for s in self.squares)
+        if exactly:
+            return Factored(solver(own), kappa, cover, self)
         sketched = None
-        if len(Z) > 1 and not exactly:
+        if len(grams) > 1:
             shrunk = factors(SHRUNK)
             lam, coordinates = _eigenvectors(shrunk, count, problem.sign)
-            PE = problem.joined(tuple(players.combine(c.T, z) for c, z in zip(coordinates, Z, strict=True)))
+            PE = problem.joined(tuple(players.combine(c.T, z) for c, z in zip(coordinates, known.Z, strict=True)))
             sketched = solver(shrunk, SHRUNK)(PE), PE, lam
-        if exactly:
-            return Factored(solve, kappa, cover, self, sketched)
-        room = players.stack(Z, players.take(self.Z, r, 2 * r))
-        metric = self._replace(Z=room, held=0 * self.held, weight=total, floor=floor)
-        return Factored(solve, kappa, cover, metric, sketched)
+        return Factored(solver(own), kappa, cover, known._replace(delta=delta, factors=tuple(own)), sketched)
 
-    def _noise(self, G: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """``E[h²] / E[h]`` and ``E[h]`` of a block's new rows, by the sketch without them; ``G`` is in units of Δ."""
-        r = len(new)
-        L = jnp.linalg.cholesky(jnp.where(self.weight > 0, G[:r, :r], 0) + jnp.eye(r, dtype=G.dtype))
-        h = jnp.diag(G)[r:] - (jax.scipy.linalg.solve_triangular(L, G[:r, r:], lower=True) ** 2).sum(0)
-        h = jnp.where(new, jnp.maximum(h, 0), 0)
-        # With the row itself among all rows (Sherman and Morrison).
-        h = h / (1 + h / jnp.maximum(self.rows, 1))
-        return (h**2).sum() / jnp.maximum(h.sum(), jnp.finfo(h.dtype).tiny), h.sum() / jnp.maximum(self.held, 1)
+    def _refreshed(self) -> Sketch:
+        """The sketch of all rows so far, in orthogonal rows, the longest first."""
+        r, total = self.rank, self.weight + self.held
+        share, n = self.weight / jnp.maximum(total, 1), jnp.maximum(total, 1)
+        with jax.default_matmul_precision("highest"):
+            overlap = self._overlap() / self._lengths()[:, None]
+            inner = share * overlap @ overlap.T + self.inner / n
+            size = jnp.sqrt(jnp.where(jnp.diag(inner) > 0, jnp.diag(inner), 1))
+            unit = inner / size / size[:, None]
+            L = jnp.linalg.cholesky((unit + unit.T) / 2 + CUTOFF * jnp.eye(r, dtype=unit.dtype))
+            T = jax.scipy.linalg.solve_triangular(L, jnp.diag(1 / size), lower=True)
+            Z = players.add(players.combine(T @ (share * overlap), self.Z), players.combine(T / n, self.Y))
+            G = players.gram(*2 * (jax.tree.map(jnp.divide, Z, self.deviations()),))
+        energies, U = (x[..., ::-1] for x in jnp.linalg.eigh((G + G.T) / 2))
+        Z = players.combine(U.T, Z)
+        # The directions of a few rows fit those rows, and not others: half of their number is a fair place.
+        last = jnp.minimum(total / 2, (energies > CUTOFF * energies[0]).sum() - 1).astype(jnp.int32)
+        rest = sum(players.size(s) for s in self.squares) - energies.cumsum()[last]
+        rest = rest / (sum(players.size(s) for s in self.squares) - last)
+        floor, rest = (jnp.clip(x, LEAST, 1) for x in (energies[last], rest))
+        empty = players.zeros_in_place({name: getattr(self, name) for name in SINCE}, self.rows)
+        return self._replace(**empty, Z=Z, weight=total, floor=floor, rest=rest)
 
 
 def _eigenvectors(factors: list[jax.Array], count: int, sign: int) -> tuple[jax.Array, list[jax.Array]]:

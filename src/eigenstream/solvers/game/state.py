@@ -27,6 +27,7 @@ class GameState(NamedTuple):
     """The state of `eigenstream.solvers.Game`. Checkpoints hold its leaves in this order.
 
     In a stream the span ``S = [V, W]`` has 2K vectors and the state 8K. In a pass over all rows it is ``[V, E, W]``.
+    With `Sums` only the products of the k leading players are gathered, to score them.
     """
 
     #: Players, in a pass over all rows the directions they came from, and the search directions.
@@ -36,7 +37,7 @@ class GameState(NamedTuple):
     MB: Tree
     N: jax.Array
     gathered: Gathered
-    #: The preconditioner: `Diagonal` or `Sketch`.
+    #: The preconditioner: `Diagonal`, `Sums` or `Sketch`.
     metric: Any
     #: The problem's running means.
     memory: Tree

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-#: The game has converged when its estimated shortfall is below this; the estimate is mostly right to a factor of two.
-ENOUGH = 0.0065
+#: The game has converged when its estimated shortfall is below this.
+ENOUGH = 0.003
 #: The least share of B that P is taken to cover.
 LITTLE = 0.01
 #: A preconditioned residual of more than FAR plus NOISY noise floors is not that of an eigenvector.
-FAR, NOISY = 0.2, 3.0
+FAR, NOISY = 0.1, 3.0
 #: Weight that held-out scores from before a move keep after it.
-KEPT = 0.7
+KEPT = 0.5
 #: The preconditioned residual at which a stream that is kept whole is solved, in float32.
 SOLVED = 1e-4
 #: The most groups of close eigenvalues that a message names.
@@ -25,9 +25,11 @@ NAMED = 4
 class HeldOut(NamedTuple):
     """Sums of ``a = ⟨v, A v⟩``, ``b = ⟨v, B v⟩`` and their squares over batches before they were learned from."""
 
+    #: The sum of the batches' weights, and of their squares.
     batches: jax.Array
     a: jax.Array
     b: jax.Array
+    squares: jax.Array
     aa: jax.Array
     ab: jax.Array
     bb: jax.Array
@@ -35,11 +37,12 @@ class HeldOut(NamedTuple):
     @classmethod
     def empty(cls, k: int, dtype: Any) -> HeldOut:
         zero = jnp.zeros(k, dtype)
-        return cls(zero[0], zero, zero, zero, zero, zero)
+        return cls(zero[0], zero, zero, zero[0], zero, zero, zero)
 
     def add(self, a: jax.Array, b: jax.Array) -> HeldOut:
         """Add one batch by its sums over rows, so that a large batch weighs more."""
-        new = jnp.ones_like(self.batches), a, b, a * a, a * b, b * b
+        one = jnp.ones_like(self.batches)
+        new = one, a, b, one, a * a, a * b, b * b
         return HeldOut(*(x + y for x, y in zip(self, new, strict=True)))
 
     def after_move(self) -> HeldOut:
@@ -49,8 +52,10 @@ class HeldOut(NamedTuple):
 
     def eigenvalues(self) -> tuple[np.ndarray, np.ndarray]:
         """Ratios of the sums, and their standard errors by the delta method."""
-        n, a, b, aa, ab, bb = (np.asarray(x, np.float64) for x in self)
-        if n < 2:
+        weight, a, b, squares, aa, ab, bb = (np.asarray(x, np.float64) for x in self)
+        # Batches of unequal weights are worth so many of equal ones.
+        n = weight**2 / squares if squares else 0.0
+        if n < 2 - 1e-6:
             return np.full_like(a, np.nan), np.full_like(a, np.nan)
         lam = a / b
         spread = np.maximum(aa - 2 * lam * ab + lam**2 * bb, 0)
@@ -83,24 +88,19 @@ def verdict(state: Any, fits: bool = False, sums: bool = False) -> Verdict:
     total = np.abs(lam).sum()
     # Kato and Temple: a residual r leaves an eigenvalue r² / gap too small. The gap is that to the last player's.
     gaps = np.maximum(lam - max(float(np.min(state.lam)), 0), np.finfo(np.float32).eps * size)
+
     # Where P is larger than B, residuals and gains show that much less of what is missing.
-    cover = np.clip(float(state.cover), LITTLE, 1)
-
-    def missing(r: np.ndarray) -> float:
-        return float(np.minimum((size * r) ** 2 / gaps, size * r).sum() / total)
-
-    solved = state.exact and float(residuals.max()) < SOLVED
-    if not len(gains) or not total or (sums and not state.exact):
-        # On the way sums say nothing about rows to come.
-        shortfall = 1.0
-    elif state.exact:
-        # Close eigenvalues have residuals that show little; then the last gain tells what is still to come.
-        shortfall = max(missing(residuals), 2 * float(gains[-1])) / cover
+    missing = np.minimum((size * residuals) ** 2 / gaps, size * residuals).sum() / max(total, np.finfo(float).tiny)
+    if state.exact:
+        # Of passes over all rows each shows a part: residuals overstate where eigenvalues are close.
+        missing = min(missing, max(float(gains[-1]), 0)) if len(gains) else np.inf
     else:
-        # The residual is mostly noise, which is known. Half of it is that of all rows so far, which the limit has too;
-        # and of the gain of a move about half is still to come.
-        shortfall = (missing(floors) + max(float(np.median(gains)), 0)) / 2 / cover
-    shortfall = 0.0 if solved else min(shortfall, 1.0) if int(state.moves) else 1.0
+        missing = missing + max(float(np.median(gains)), 0) if len(gains) else np.inf
+    missing = missing / np.clip(float(state.cover), LITTLE, 1)
+    solved = state.exact and float(residuals.max()) < SOLVED
+    # On the way sums say nothing about rows to come.
+    unknown = not total or not int(state.moves) or not np.isfinite(missing) or (sums and not state.exact)
+    shortfall = 0.0 if solved else 1.0 if unknown else float(missing / (1 + missing))
     far = bool((residuals > FAR + NOISY * floors).any())
     # Rows that fit are read until the residual is rounding: a larger one means a poor preconditioner.
     slow = fits and state.exact and not solved
