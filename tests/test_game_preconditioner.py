@@ -78,6 +78,32 @@ def test_few_rows_leave_room_in_a_sketch():
     assert float(early.floor) > 0.1
     assert float(sketch.floor) > 0.1
     assert float(sketch.weight) == 60
+    later = learned([np.concatenate([X[:20], rows(2000, np.ones(100), 1)[:180]])], 10, 40).factor(PCA, False, 1).metric
+    assert (np.asarray(later.Z[0] ** 2).sum(1) > 0.1).all()
+
+
+def test_columns_without_values_do_not_count_as_variance_outside():
+    X = rows(2000, np.r_[np.full(8, 5.0), np.full(52, 0.2)])
+    sparse = np.hstack([X, np.zeros((2000, 60), "f4")])
+    plain, padded = (learned([x], 20, 20).factor(PCA, False, 1) for x in (X, sparse))
+    np.testing.assert_allclose(float(padded.metric.rest), float(plain.metric.rest), rtol=0.05)
+    np.testing.assert_allclose(float(padded.cover), float(plain.cover), rtol=0.05)
+
+
+def test_a_sketch_forgets_with_a_horizon():
+    old, new = rows(4000, np.full(30, 3.0)), rows(4000, np.ones(30), 1)
+    sketch = Sketch.empty((jax.ShapeDtypeStruct((30,), jnp.float32),), 10, 0.0)
+    for part in np.split(np.concatenate([old, new]), 80):
+        sketch = REFRESHED(OBSERVE(sketch, (jnp.asarray(part),), 500.0), PCA)
+    assert float((sketch.Z[0] ** 2).sum(1).max()) < 2
+
+
+def test_a_refused_move_empties_the_sketch():
+    state = es.solve(es.problems.cca(), batched(POWER)[:10], 4, es.solvers.Game(rank=40), memory_budget=1).state
+    poisoned = state._replace(metric=state.metric._replace(inner=state.metric.inner * jnp.nan, held=jnp.float32(9)))
+    after = es.solvers.Game(rank=40).move(es.problems.cca(), poisoned)
+    assert int(after.refused) == 1
+    assert np.isfinite(np.asarray(after.metric.inner)).all()
 
 
 def test_a_column_that_few_rows_touch_counts_as_larger():

@@ -54,6 +54,9 @@ def test_one_pass_with_a_sketch_has_not_converged(game_on_power):
     known = verdict.verdict(still)
     assert known.shortfall == 0
     assert not known.converged
+    # The gain of a move by part of the rows says nothing of a move by all.
+    reread = es.solvers.Game(rank=100).reread(es.problems.cca(), still._replace(gains=np.full(3, -0.1)))
+    assert not verdict.verdict(reread).converged
     quarter, half = (verdict.verdict(game_on_power.state._replace(cover=np.float32(c))).shortfall for c in (0.25, 0.5))
     assert quarter / (1 - quarter) == pytest.approx(2 * half / (1 - half))
 

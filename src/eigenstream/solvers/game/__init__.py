@@ -30,7 +30,7 @@ from eigenstream.core.settings import check_count
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.solvers.game.filter import scores
-from eigenstream.solvers.game.move import move_players
+from eigenstream.solvers.game.move import move_players, unknown
 from eigenstream.solvers.game.preconditioner import Diagonal, Sketch, Sums
 from eigenstream.solvers.game.state import GameState, Gathered
 from eigenstream.solvers.game.verdict import HeldOut
@@ -166,7 +166,9 @@ class Game:
         A, B = (None if M is None else zeros(players.stack(M, V), state.step) for M in state.gathered[1:])
         gathered = Gathered(0 * state.size, A, B)
         S = players.stack(V, zeros(W, state.step), W)
-        return state._replace(S=S, gathered=state.gathered if isinstance(state.metric, Sums) else gathered)
+        # Gains of moves by part of the rows say nothing of those by all.
+        state = state._replace(S=S, gains=unknown(state.gains))
+        return state if isinstance(state.metric, Sums) else state._replace(gathered=gathered)
 
     def reopen(self, problem: Problem, state: GameState) -> GameState:
         """Prepare for new rows after such passes."""

@@ -19,6 +19,7 @@ from eigenstream.core.ritz import largest_quotient, orthogonal, small_eigh
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem, Products
 from eigenstream.solvers.game.filter import CUTOFF, Corrected, correct, symmetric
+from eigenstream.solvers.game.preconditioner import Sketch
 from eigenstream.solvers.game.state import GameState
 from eigenstream.solvers.paper import direction
 
@@ -51,10 +52,17 @@ def move_players(problem: Problem, state: GameState, half_life: float | None) ->
         new = _moved(problem.for_game(), state, half_life)
     finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((new.S, new.MA, new.MB, new.N))]).all()
     # Whether the move is accepted or not, the gathered sums start again from zero.
-    stay = state._replace(refused=state.refused + 1, failed=state.moves == 0)
+    stay = state._replace(refused=state.refused + 1, failed=state.moves == 0, gains=unknown(state.gains))
+    if isinstance(state.metric, Sketch):
+        stay = stay._replace(metric=state.metric.emptied())
     moved = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, stay)
     # Given matrices overwrite their sums at each step, so these need no reset.
     return moved if problem.noiseless else moved._replace(gathered=state.gathered.emptied())
+
+
+def unknown(gains: jax.Array) -> jax.Array:
+    """The gains with one more move, whose gain is not known."""
+    return jnp.append(gains[1:], jnp.nan)
 
 
 def _moved(problem: Problem, state: GameState, half_life: float | None) -> GameState:

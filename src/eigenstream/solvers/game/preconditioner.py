@@ -206,7 +206,8 @@ class Sketch(NamedTuple):
         # Relative to the variances: fourth powers themselves overflow.
         before = jax.tree.map(lambda q, old, s: q * (old / s) ** 2, self.kurtosis, self.squares, safe)
         kurtosis = _towards(before, jax.tree.map(lambda leaf, s: ((leaf**2 / s) ** 2).mean(0), x, safe), share)
-        known = self._replace(rows=total, squares=squares, kurtosis=kurtosis)
+        weight = jnp.minimum(self.weight, horizon)
+        known = self._replace(rows=total, squares=squares, kurtosis=kurtosis, weight=weight)
         # Arrays that do not change are left out, or they would be copied.
         before = {name: getattr(self, name) for name in SINCE}
         after = jax.lax.cond(
@@ -215,8 +216,9 @@ class Sketch(NamedTuple):
         return known._replace(**after)
 
     def _learned(self, x: tuple[Tree, ...], n: int) -> dict[str, Any]:
-        r, first = self.rank, self.weight == 0
-        delta = jax.tree.map(lambda a, b: jnp.where(first, a, b), self.outside(False), self.delta)
+        r, lengths = self.rank, self._lengths()
+        # A column that had no value at the last move has no place in Z.
+        delta = jax.tree.map(lambda now, last: jnp.where(last > 0, last, now), self.outside(False), self.delta)
         scores, h = jnp.zeros((n, r), self.floor.dtype), []
         for leaf, z, d, L in zip(x, self.Z, delta, self.factors, strict=True):
             own = players.gram(leaf, jax.tree.map(jnp.divide, z, d))
@@ -224,13 +226,14 @@ class Sketch(NamedTuple):
             norms = players.dot(leaf, jax.tree.map(jnp.divide, leaf, d))
             h.append(jnp.maximum(norms - (inside**2).sum(0), 0))
             scores = scores + own
-        # A row of its own for each of the first rows, until all are taken.
-        slots = jax.nn.one_hot(self.held.astype(jnp.int32) + jnp.arange(n), r, dtype=scores.dtype)
-        S = jnp.where(first, slots, scores / self._lengths())
+        # The first rows stand as they are, until all places are taken.
+        used = (lengths > 0).sum()
+        slots = jax.nn.one_hot(used + self.held.astype(jnp.int32) + jnp.arange(n), r, dtype=scores.dtype)
+        S = jnp.where(lengths > 0, scores / jnp.where(lengths > 0, lengths, 1), slots)
         Y = jax.tree.map(lambda y, leaf: y + jnp.tensordot(S, leaf, (0, 0)), self.Y, x)
-        held = jnp.where(first, jnp.minimum(self.held + n, r), self.held + n)
+        held = jnp.where(used > 0, self.held + n, jnp.minimum(self.held + n, r))
         # With the row itself among all rows (Sherman and Morrison).
-        h = [each / (1 + each / self.rows) for each in h]
+        h = [1 / (1 / each + 1 / self.rows) for each in h]
         sums, squares = (jnp.stack([(each**p).sum() for each in h]) for p in (1, 2))
         leverages = self.leverages[0] + sums, self.leverages[1] + squares
         return {"Y": Y, "inner": self.inner + S.T @ S, "leverages": leverages, "held": held, "seen": self.seen + n}
@@ -240,9 +243,12 @@ class Sketch(NamedTuple):
         return sum(L @ L.T for L in self.factors) - len(self.factors) * jnp.eye(self.rank, dtype=self.floor.dtype)
 
     def _lengths(self) -> jax.Array:
-        """Norms of the columns of ``Ω``, which is scaled to 1."""
-        squares = sum((L**2).sum(1) for L in self.factors) - len(self.factors)
-        return jnp.sqrt(jnp.where(squares > 0, squares, 1))
+        """Norms of the columns of ``Ω``, which are scaled to 1; 0 for places that are not taken."""
+        return jnp.sqrt(jnp.maximum(sum((L**2).sum(1) for L in self.factors) - len(self.factors), 0))
+
+    def _columns(self) -> jax.Array:
+        """The number of columns that had a value."""
+        return jnp.maximum(sum((s > 0).sum() for s in jax.tree.leaves(self.squares)), 1)
 
     def outside(self, exactly: bool) -> tuple[Tree, ...]:
         """``Δ``."""
@@ -287,7 +293,7 @@ class Sketch(NamedTuple):
         own = factors(1.0)
         sums, squares = self.leverages
         kappa = (squares / jnp.maximum(sums, jnp.finfo(sums.dtype).tiny)).sum()
-        cover = sums.sum() / jnp.maximum(self.seen, 1) / sum(players.size(s) for s in self.squares)
+        cover = sums.sum() / jnp.maximum(self.seen, 1) / self._columns()
         if exactly:
             return Factored(solver(own), kappa, cover, self)
         sketched = None
@@ -296,14 +302,25 @@ class Sketch(NamedTuple):
             lam, coordinates = _eigenvectors(shrunk, count, problem.sign)
             PE = problem.joined(tuple(players.combine(c.T, z) for c, z in zip(coordinates, known.Z, strict=True)))
             sketched = solver(shrunk, SHRUNK)(PE), PE, lam
-        return Factored(solver(own), kappa, cover, known._replace(delta=delta, factors=tuple(own)), sketched)
+        return Factored(
+            solver(own), kappa, cover, known._replace(delta=known._seen(delta), factors=tuple(own)), sketched
+        )
+
+    def _seen(self, delta: tuple[Tree, ...]) -> tuple[Tree, ...]:
+        """``Δ``, 0 for columns without values."""
+        return jax.tree.map(lambda d, s: jnp.where(s > 0, d, 0), delta, self.squares)
+
+    def emptied(self) -> Sketch:
+        """Without what was gathered since the last move."""
+        return self._replace(**players.zeros_in_place({name: getattr(self, name) for name in SINCE}, self.rows))
 
     def _refreshed(self) -> Sketch:
         """The sketch of all rows so far, in orthogonal rows, the longest first."""
         r, total = self.rank, self.weight + self.held
         share, n = self.weight / jnp.maximum(total, 1), jnp.maximum(total, 1)
         with jax.default_matmul_precision("highest"):
-            overlap = self._overlap() / self._lengths()[:, None]
+            lengths = self._lengths()[:, None]
+            overlap = jnp.where(lengths > 0, self._overlap() / jnp.where(lengths > 0, lengths, 1), 0)
             inner = share * overlap @ overlap.T + self.inner / n
             size = jnp.sqrt(jnp.where(jnp.diag(inner) > 0, jnp.diag(inner), 1))
             unit = inner / size / size[:, None]
@@ -315,11 +332,9 @@ class Sketch(NamedTuple):
         Z = players.combine(U.T, Z)
         # The directions of a few rows fit those rows, and not others: half of their number is a fair place.
         last = jnp.minimum(total / 2, (energies > CUTOFF * energies[0]).sum() - 1).astype(jnp.int32)
-        rest = sum(players.size(s) for s in self.squares) - energies.cumsum()[last]
-        rest = rest / (sum(players.size(s) for s in self.squares) - last)
+        rest = (self._columns() - energies.cumsum()[last]) / jnp.maximum(self._columns() - last - 1, 1)
         floor, rest = (jnp.clip(x, LEAST, 1) for x in (energies[last], rest))
-        empty = players.zeros_in_place({name: getattr(self, name) for name in SINCE}, self.rows)
-        return self._replace(**empty, Z=Z, weight=total, floor=floor, rest=rest)
+        return self.emptied()._replace(Z=Z, weight=total, floor=floor, rest=rest)
 
 
 def _eigenvectors(factors: list[jax.Array], count: int, sign: int) -> tuple[jax.Array, list[jax.Array]]:

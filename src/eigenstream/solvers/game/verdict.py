@@ -82,7 +82,7 @@ def verdict(state: Any, fits: bool = False, sums: bool = False) -> Verdict:
     lam = np.asarray(state.lam, np.float64)[: state.k]
     size = float(state.size)
     gains = np.asarray(state.gains, np.float64)
-    gains = gains[np.isfinite(gains)]
+    last, gains = float(gains[-1]), gains[np.isfinite(gains)]
     heldout, errors = state.heldout.eigenvalues()
     residuals, floors = (np.asarray(x, np.float64) for x in (state.preconditioned_residuals, state.floors))
     total = np.abs(lam).sum()
@@ -91,9 +91,11 @@ def verdict(state: Any, fits: bool = False, sums: bool = False) -> Verdict:
 
     # Where P is larger than B, residuals and gains show that much less of what is missing.
     missing = np.minimum((size * residuals) ** 2 / gaps, size * residuals).sum() / max(total, np.finfo(float).tiny)
-    if state.exact:
+    # Whether the last move was by the products of all rows.
+    passed = state.exact and np.isfinite(last)
+    if passed:
         # Of passes over all rows each shows a part: residuals overstate where eigenvalues are close.
-        missing = min(missing, max(float(gains[-1]), 0)) if len(gains) else np.inf
+        missing = min(missing, max(last, 0))
     else:
         missing = missing + max(float(np.median(gains)), 0) if len(gains) else np.inf
     missing = missing / np.clip(float(state.cover), LITTLE, 1)
@@ -105,7 +107,7 @@ def verdict(state: Any, fits: bool = False, sums: bool = False) -> Verdict:
     # Rows that fit are read until the residual is rounding: a larger one means a poor preconditioner.
     slow = fits and state.exact and not solved
     # In one pass players may stay on eigenvectors that are not the leading ones, which no residual shows.
-    told = state.exact or not state.metric.rank
+    told = passed or not state.metric.rank
     converged = shortfall < ENOUGH and told and not far and not slow
     words = f"{'converged' if converged else 'not converged'}: "
     words += f"the top-k sum is an estimated {shortfall:.2%} below its limit"
