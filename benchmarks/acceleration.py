@@ -349,9 +349,9 @@ Made by `python benchmarks/acceleration.py`, or `... acceleration.py SECTION`. A
 views, summed, relative to the exact top-k sum (1 is perfect). Batches of 100 of raw data, the last short batch
 included, default settings, and one pass unless stated otherwise.
 
-The defaults were chosen on planted problems, MNIST and the problems below. The verdict was calibrated on 272 problems of
-the generator in `benchmarks/verdicts.py` (seeds 0 to 7); the section `knowing` has other seeds and more sizes. Sketches have
-rank 256 unless stated otherwise; of two views with at most twice as many columns these are summed.
+The defaults were chosen on planted problems, MNIST and the problems below. The verdict was calibrated on 272 problems
+of the generator in `benchmarks/verdicts.py` (seeds 0 to 7); the section `knowing` has other seeds and more sizes.
+Sketches have rank 256 unless stated otherwise; of two views with at most twice as many columns these are summed.
 
 [accelerated.md](../accelerated.md) lists the known limits. Sections of the benchmark that are not on this page were not
 run on this code.

@@ -15,11 +15,9 @@ import jax.numpy as jnp
 from eigenstream.core import players
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
-from eigenstream.solvers.game.preconditioner import Factored, Sums
+from eigenstream.solvers.game.preconditioner import CUTOFF, Factored, Sums
 from eigenstream.solvers.game.state import GameState, Gathered
 
-#: Eigenvalues of a Gram matrix below this share of the largest are rounding.
-CUTOFF = 1e-5
 #: Noise is measured relative to an eigenvalue of at least this share of the largest.
 OWN = 0.1
 

@@ -18,8 +18,8 @@ from eigenstream.core.precision import for_moves
 from eigenstream.core.ritz import largest_quotient, orthogonal, small_eigh
 from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem, Products
-from eigenstream.solvers.game.filter import CUTOFF, Corrected, correct, symmetric
-from eigenstream.solvers.game.preconditioner import Sketch
+from eigenstream.solvers.game.filter import Corrected, correct, symmetric
+from eigenstream.solvers.game.preconditioner import CUTOFF, Sketch
 from eigenstream.solvers.game.state import GameState
 from eigenstream.solvers.paper import direction
 

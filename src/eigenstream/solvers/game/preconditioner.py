@@ -20,7 +20,7 @@ FEW = 12
 SHRUNK = 2.0
 #: Between two moves the sketch learns from this many times its rank of rows: more would take longer than the players.
 SAMPLED = 4
-#: Rounding of small inner products, relative to the largest.
+#: Eigenvalues of a Gram matrix below this share of the largest are rounding.
 CUTOFF = 1e-5
 #: The rounding of covariances, relative to their largest eigenvalue.
 JITTER = 5e-7
