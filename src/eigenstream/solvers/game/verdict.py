@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 #: The game has converged when its estimated shortfall is below this.
-ENOUGH = 0.003
+ENOUGH = 0.001
 #: The least share of B that P is taken to cover.
 LITTLE = 0.01
 #: A preconditioned residual of more than FAR plus NOISY noise floors is not that of an eigenvector.
