@@ -160,7 +160,7 @@ class Sketch(NamedTuple):
     #: ``Δ`` of the last move, and Cholesky factors of ``Z Δ⁻¹ Zᵀ + I`` for each block.
     delta: tuple[Tree, ...]
     factors: tuple[jax.Array, ...]
-    #: Rows since the last move that were learned from, and those before it.
+    #: Rows in ``Y``, rows in ``Z``, and rows whose leverages were added up since the last move.
     held: jax.Array
     weight: jax.Array
     seen: jax.Array
