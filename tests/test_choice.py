@@ -15,7 +15,6 @@ from eigenstream.core.memory import free_bytes
 from eigenstream.run.placement import Placement
 from eigenstream.solvers import Paper
 from eigenstream.solvers.choice import chosen
-from eigenstream.solvers.game.preconditioner import Sums
 
 
 def test_auto_is_exact_within_its_budget_and_the_game_beyond():
@@ -43,8 +42,8 @@ def test_the_game_is_exact_sums_where_these_fit_and_else_has_the_rank_that_fits(
     asked = es.solve(es.problems.cca(), views, 2, es.solvers.Game(rank=7)).solver
     assert asked.rank == 7
     game = es.solvers.Game()
-    for budget, d, k, summed in ((1e6, 10_000, 8, 0), (2e7, 10_000, 8, 0), (1e9, 10_000, 8, 0), (60e6, 1536, 160, 1)):
-        rank = game.rank_within(budget, 2 * d, k, True)
+    for budget, d, k in ((1e6, 10_000, 8), (2e7, 10_000, 8), (1e9, 10_000, 8), (60e6, 1536, 160)):
+        rank = game.rank_within(budget, 2 * d, k)
         state = jax.eval_shape(
             lambda rank=rank, d=d, k=k: es.solvers.Game(rank=rank).init(
                 es.problems.cca(), tuple(jnp.zeros((1, d)) for _ in range(2)), k, jax.random.key(0)
@@ -52,8 +51,7 @@ def test_the_game_is_exact_sums_where_these_fit_and_else_has_the_rank_that_fits(
         )
         size = sum(leaf.size * 4 for leaf in jax.tree.leaves(state))
         assert rank == 1 or size < 1.1 * budget
-        assert isinstance(state.metric, Sums) == summed
-    assert game.rank_within(1e9, 10_000, 9, False) == 1024
+    assert game.rank_within(1e9, 10_000, 9) == 1536
 
 
 def test_auto_says_why():

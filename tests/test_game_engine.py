@@ -9,7 +9,6 @@ from eigenstream.run import game_engine
 from eigenstream.run.engine import Setup
 from eigenstream.run.loop import Run
 from eigenstream.run.placement import n_rows
-from eigenstream.solvers.game.preconditioner import Sums
 from test_checkpoint import assert_same, runs
 
 
@@ -106,51 +105,6 @@ def test_a_stream_that_outgrows_its_budget_is_not_kept():
     assert captured(POWER, game.V, 4) > 0.95
 
 
-#: A sketch of this rank would take as much memory as the second moments of all 220 columns.
-SUMS = {"solver": es.solvers.Game(rank=110), "memory_budget": 1}
-
-
-@pytest.mark.parametrize("ridge", [0.0, 0.1])
-def test_columns_that_a_sketch_would_not_shorten_are_summed(ridge):
-    """Rows are read once; columns may differ in scale by a million, and some may be constant."""
-    rng = np.random.default_rng(0)
-    views = [v * 10.0 ** rng.uniform(-3, 3, v.shape[1]).astype("f4") for v in POWER] if not ridge else POWER
-    views = [np.hstack([v, np.full((len(v), 2), np.float32(3))]) for v in views]
-    problem = es.problems.cca(ridge=ridge)
-    exact = es.solve(problem, batched(views), 4, "exact")
-    game = es.solve(problem, iter(batched(views)), 4, es.solvers.Game(rank=112), memory_budget=1)
-    assert isinstance(game.state.metric, Sums)
-    assert game.converged
-    np.testing.assert_allclose(game.eigenvalues, exact.eigenvalues, atol=1e-4)
-
-
-def test_three_views_are_summed_and_follow_their_rows():
-    views = [np.tile(v, (2, 1)) for v in (POWER[0][:, :40], POWER[0][:, 40:80], POWER[1][:, :40])]
-    views[2][6000:] = np.roll(views[2][6000:], 1, axis=0)
-    problem = es.problems.multiview()
-    exact, game = (
-        es.solve(problem, batched(views), 3, solver, memory_budget=1)
-        for solver in (es.solvers.Exact(half_life=500), es.solvers.Game(rank=60, half_life=500))
-    )
-    assert isinstance(game.state.metric, Sums)
-    np.testing.assert_allclose(game.eigenvalues, exact.eigenvalues, rtol=0.02)
-
-
-def test_sums_go_on_after_a_fit_and_follow_the_mean():
-    """The rows that come later lie around another mean."""
-    first, later = [v[:3000] for v in POWER], [v[3000:] + v.std(0) for v in POWER]
-    fitted = es.CCA(4, **SUMS).fit(*first).partial_fit(*later)
-    assert isinstance(fitted._run.engine.state.metric, Sums)
-    exact = es.CCA(4, solver="exact").fit(*(np.concatenate(both) for both in zip(first, later, strict=True)))
-    np.testing.assert_allclose(fitted.eigenvalues_, exact.eigenvalues_, atol=1e-4)
-    assert exact.eigenvalues_[0] > es.CCA(4, solver="exact").fit(*first).eigenvalues_[0] + 1e-3
-
-
-def test_sums_are_of_all_rows_whatever_tol():
-    result = es.solve(es.problems.cca(), batched(POWER), 4, tol=0.02, **SUMS)
-    assert result.n_samples_seen == 6000
-
-
 @pytest.mark.parametrize("which", ["largest", "smallest"])
 @pytest.mark.parametrize("rank", [10, 16])
 def test_a_sketch_may_have_fewer_rows_than_players(rank, which):
@@ -158,12 +112,6 @@ def test_a_sketch_may_have_fewer_rows_than_players(rank, which):
     exact = es.solve(es.problems.cca(), batched(views), 4, "exact", which=which).eigenvalues.sum()
     found = es.solve(es.problems.cca(), batched(views), 4, es.solvers.Game(rank=rank), which=which, memory_budget=1)
     assert abs(found.heldout.sum() / exact - 1) < 0.1
-
-
-@pytest.mark.slow
-def test_a_run_of_sums_killed_resumes_to_the_same_bits(tmp_path):
-    whole, resumed = runs(es.problems.cca(), lambda: batched(POWER), tmp_path, 8, k=4, **SUMS)
-    assert_same(whole, resumed)
 
 
 @pytest.mark.slow

@@ -7,6 +7,9 @@ import pytest
 
 import eigenstream as es
 from data import GAME, batched, latent_views
+from eigenstream.core.ritz import small_svd
+from eigenstream.solvers.game import preconditioner
+from planted import planted
 
 
 def inputs_behind(jaxpr):
@@ -87,3 +90,73 @@ def test_rows_that_are_not_finite_on_a_device_are_not_learned_from():
     result = es.solve(es.problems.pca(center=False), batches, 2, **GAME)
     assert np.isfinite(result.V).all()
     assert "moves skipped because they were not finite" in result.message
+
+
+@pytest.mark.parametrize("dims", [(12, 9), (9, 12)])
+def test_singular_vectors_between_two_metrics(dims):
+    """Both metrics have null directions, and one is badly scaled."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=(d, d - 2)) for d in dims)
+    GX, GY, C = a @ a.T, b @ b.T * 1e6, a @ rng.normal(size=(dims[0] - 2, dims[1] - 2)) @ b.T
+    most = max(dims)
+    padded = [np.pad(M, [(0, most - n) for n in M.shape]).astype("f4") for M in (C, GX, GY)]
+    values, (X, Y) = map(np.asarray, small_svd(*map(jnp.asarray, padded), 1e-5))
+    rank = min(dims) - 2
+    (ex, ux), (ey, uy) = (np.linalg.eigh(G) for G in (GX, GY))
+    wx, wy = ux[:, 2:] / np.sqrt(ex[2:]), uy[:, 2:] / np.sqrt(ey[2:])
+    exact = np.linalg.svd(wx.T @ C @ wy, compute_uv=False)
+    np.testing.assert_allclose(values[:rank], exact[:rank], rtol=1e-3)
+    assert (values[rank:] == -np.inf).all()
+    assert not X[:, rank:].any()
+    for V, G in ((X, padded[1]), (Y, padded[2])):
+        np.testing.assert_allclose((V.T @ G @ V)[:rank, :rank], np.eye(rank), atol=5e-3)
+    np.testing.assert_allclose((X.T @ padded[0] @ Y)[:rank, :rank], np.diag(exact[:rank]), atol=5e-3 * exact[0])
+
+
+def missing_after(passes, problem=es.problems.cca):
+    """What the game lacks of the exact sum after so many passes over rows of two views."""
+    views = planted(4000, (120, 100), lambda d: np.logspace(0, -1, d), np.linspace(0.9, 0.5, 8))
+    jax.clear_caches()
+    exact = es.solve(problem(), [views], 4, "exact")
+    game = es.solve(problem(), batched(views), 4, es.solvers.Game(extra=8, rank=24), max_epochs=passes, memory_budget=1)
+    return 1 - game.eigenvalues.sum() / exact.eigenvalues.sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cca", "pls"])
+def test_two_views_with_coefficients_of_their_own_converge_faster(kind, monkeypatch):
+    problem = getattr(es.problems, kind)
+    apart = missing_after(5, problem)
+    monkeypatch.setattr(type(problem()), "parts", lambda self, V: (V,))
+    together = missing_after(5, problem)
+    monkeypatch.undo()
+    jax.clear_caches()
+    assert -1e-3 < apart < 0.5 * together
+
+
+@pytest.mark.slow
+def test_a_second_search_direction_outside_the_sketch_speeds_up_passes(monkeypatch):
+    both = missing_after(5)
+    known = preconditioner.Sketch.factor
+
+    def one_way(self, problem, exactly, count):
+        found = known(self, problem, exactly, count)
+        # The second is that of the first once more.
+        return found._replace(solves=found.solves[:1] * len(found.solves))
+
+    monkeypatch.setattr(preconditioner.Sketch, "factor", one_way)
+    one = missing_after(5)
+    monkeypatch.undo()
+    jax.clear_caches()
+    assert -1e-3 < both < 0.8 * one
+
+
+@pytest.mark.parametrize("k", [4, 16, 20])
+def test_players_that_span_a_view_do_not_contradict_one_another(k):
+    """With as many search directions they would outnumber the columns of the second view."""
+    views = planted(6000, (30, 20), np.ones, np.linspace(0.9, 0.2, 20))
+    exact = es.solve(es.problems.cca(), [views], k, "exact")
+    game = es.solve(es.problems.cca(), batched(views), k, es.solvers.Game(rank=12), memory_budget=1)
+    assert int(game.state.refused) == 0
+    assert (np.abs(game.eigenvalues) < 1.05).all()
+    assert abs(game.eigenvalues.sum() / exact.eigenvalues.sum() - 1) < 0.1

@@ -186,7 +186,7 @@ def test_rows_left_in_the_queue_count_once(both):
     """A fit ends with the rows in the queue, and a later `partial_fit` continues from there."""
 
     def fitted():
-        model = es.PCA(3, solver=GAME).fit(X)
+        model = es.PCA(3, solver=GAME, max_epochs=1).fit(X)
         model = pickle.loads(pickle.dumps(model))
         return model.partial_fit(X[:150] + 1)
 

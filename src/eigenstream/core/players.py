@@ -141,3 +141,13 @@ def from_matrix(matrix: Any, template: Tree) -> Tree:
 def size(template: Tree) -> int:
     """The dimension ``d`` of one player."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(template))
+
+
+def template(V: Tree) -> Tree:
+    """Shape and dtype of one player."""
+    return jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[1:], v.dtype), V)
+
+
+def count(V: Tree) -> int:
+    """The number of players."""
+    return int(jax.tree.leaves(V)[0].shape[0])

@@ -54,6 +54,20 @@ def small_eigh(
     return jnp.where(dropped, -jnp.inf, lam[::-1]), (T @ R)[:, ::-1]
 
 
+def small_svd(C: jax.Array, GX: jax.Array, GY: jax.Array, cutoff: float) -> tuple[jax.Array, jax.Array]:
+    """Singular values of ``C`` between the metrics ``GX`` and ``GY``, descending, and both sides' vectors."""
+    (X, a), (Y, b) = (whitening(G, cutoff) for G in (GX, GY))
+    inner = X.T @ C @ Y
+    dropped = jnp.arange(len(GX)) >= a
+    _, U = jnp.linalg.eigh(inner @ inner.T - jnp.diag(jnp.where(dropped, 1.0, 0)))
+    U = U[:, ::-1]
+    W = inner.T @ U
+    sizes = jnp.sqrt((W**2).sum(0))
+    W = W / jnp.where(sizes > 0, sizes, 1)
+    missing = jnp.arange(len(GX)) >= jnp.minimum(a, b)
+    return jnp.where(missing, -jnp.inf, sizes), jnp.where(missing, 0, jnp.stack([X @ U, Y @ W]))
+
+
 def orthogonal(X: jax.Array, C: jax.Array, G: jax.Array, cutoff: float) -> jax.Array:
     """``G``-orthonormal columns that span the part of ``X`` orthogonal to ``C``; columns past its rank are 0."""
 

@@ -186,6 +186,14 @@ class Problem:
         """The inverse of `blocks`."""
         return parts[0]
 
+    def parts(self, V: Tree) -> tuple[Tree, ...]:
+        """A tree cut into parts with products of their own; of two, ``A`` maps each to the other."""
+        return (V,)
+
+    def whole(self, parts: tuple[Tree, ...]) -> Tree:
+        """The inverse of `parts`."""
+        return parts if len(parts) > 1 else parts[0]
+
     def metric_rows(self, memory: Tree, batch: Tree) -> tuple[Tree, ...]:
         """For each diagonal block of ``B``, rows with that second moment."""
         return self.blocks(self.centred(memory, batch))

@@ -88,6 +88,9 @@ class CCA(Problem):
     def joined(self, parts: tuple[Tree, ...]) -> Tree:
         return parts
 
+    def parts(self, V: Tree) -> tuple[Tree, ...]:
+        return tuple(V) if len(V) == 2 else (V,)
+
     def most_components(self, sizes: list[int]) -> int:
         return most_of_views(sizes)
 
@@ -125,6 +128,9 @@ class PLS(Problem):
 
     def between(self, x: Tree) -> Callable[[], Any] | None:
         return partial(views.cross_moment, *x)
+
+    def parts(self, V: Tree) -> tuple[Tree, ...]:
+        return tuple(V)
 
     def most_components(self, sizes: list[int]) -> int:
         return most_of_views(sizes)

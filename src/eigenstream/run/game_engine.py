@@ -20,7 +20,6 @@ from eigenstream.run.placement import n_rows, on_host, placed
 from eigenstream.run.result import Status
 from eigenstream.run.stepping_engine import SteppingEngine
 from eigenstream.solvers.game import Game
-from eigenstream.solvers.game.preconditioner import Sums
 from eigenstream.solvers.game.verdict import SOLVED, verdict
 
 #: Rows that are multiplied at once: fewer leave a processor, or an accelerator, idle.
@@ -66,9 +65,7 @@ class GameEngine(SteppingEngine):
         #: The blocks of a stream that fits and would have to be copied to be read again; else None.
         self._kept: list[Tree] | None = None
         self._rereads = setup.rereads and self.intake is None
-        #: Whether sums of all columns take the place of rows.
-        self._sums = isinstance(self.state.metric, Sums)
-        if setup.keep_rows and not self._rereads and not self._sums:
+        if setup.keep_rows and not self._rereads:
             self._kept = []
 
     def take(self, batch: Tree, start: int, total: int) -> int:
@@ -171,9 +168,6 @@ class GameEngine(SteppingEngine):
         if self.problem.noiseless:
             return False
         self.flush()
-        if self._sums:
-            self._solve_kept()
-            return False
         if self.solver.half_life:
             return epoch + 1 < (max_epochs or 1)
         if self._kept:
@@ -192,7 +186,7 @@ class GameEngine(SteppingEngine):
     @property
     def fits(self) -> bool:
         """Whether the rows of a pass fit in memory."""
-        return 0 < self._bytes <= self._room and not self._sums
+        return 0 < self._bytes <= self._room
 
     def _reread(self) -> None:
         self.state, self._left = self._apply("reread", self.state), np.inf
@@ -262,7 +256,7 @@ class GameEngine(SteppingEngine):
         return {**super().snapshot(), "heldout": self.sign * known.heldout, "shortfall": known.shortfall}
 
     def _verdict(self) -> Any:
-        return verdict(self.state, self.fits, self._sums)
+        return verdict(self.state, self.fits)
 
     def finish(self, n_rows: int, source: str, stop: Stop | None) -> Ending:
         self._examine()
@@ -276,8 +270,6 @@ class GameEngine(SteppingEngine):
         kept, self._kept = self._kept, None
         try:
             self.flush()
-            if self._sums:
-                self._solve_kept()
             return self._ending(n_rows, source, stop)
         finally:
             self.state, self._queue, self._left, self._moved, self._bytes = before
@@ -304,7 +296,7 @@ class GameEngine(SteppingEngine):
             solved = bool(np.max(state.preconditioned_residuals) < SOLVED)
             words = message = f"stopped after {source}, with a residual of {residuals.max():.2g}"
         else:
-            known = verdict(state, self.fits, self._sums)
+            known = verdict(state, self.fits)
             solved, words = known.converged, known.words
             message = f"read {source}; {words}"
         status = stop.status if stop else Status.CONVERGED if solved else Status.NOT_CONVERGED

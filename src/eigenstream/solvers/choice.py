@@ -73,11 +73,9 @@ def _within_budget(
             return Exact(half_life=game.half_life), f"{why}, where a game gains nothing"
         reason = f"{reason}: {why}" if reason == "as given" else reason
     room = (free_bytes() / 2 if budget is None else budget) * shards
-    several = len(sizes) > 1 and not problem.diagonal_only
-    rank = game.rank_within(room, d, k or problem.most_components(sizes), several)
+    rank = game.rank_within(room, d, k or problem.most_components(sizes))
     if not problem.diagonal_only:
-        whole = several and 2 * rank >= d
-        reason += f"; second moments of {d} columns in float32" if whole else f"; a sketch of rank {rank}"
+        reason += f"; a sketch of rank {rank}"
     return replace(game, rank=rank), reason
 
 

@@ -10,7 +10,6 @@ in the common span. ``docs/accelerated.md`` derives each line.
     W ← P⁻¹ (rewards - penalties of V)
 
 ``N`` is the noise in ``M`` and ``R = S B Sᵀ / rows`` that of the new rows, in units of ``κ``, the noise of one row.
-The second moments of few columns are summed instead: they give the products of all rows without noise.
 A pass over rows that were read before has no noise: `Game.reread` prepares the state, and each move takes a pass.
 """
 
@@ -31,18 +30,16 @@ from eigenstream.core.types import Tree
 from eigenstream.problems.base import Problem
 from eigenstream.solvers.game.filter import scores
 from eigenstream.solvers.game.move import move_players, unknown
-from eigenstream.solvers.game.preconditioner import Diagonal, Sketch, Sums
+from eigenstream.solvers.game.preconditioner import Diagonal, Sketch
 from eigenstream.solvers.game.state import GameState, Gathered
 from eigenstream.solvers.game.verdict import HeldOut
 from eigenstream.solvers.schedules import check_half_life, memory_rows
 from eigenstream.solvers.stochastic import Info, residuals
 
 #: The largest rank of a sketch by default.
-RANK = 1024
-#: The most columns whose second moments are summed: each move factorises them.
-WHOLE = 16_384
+RANK = 1536
 #: Extra players by default: half of the components, within these limits.
-FEWEST, MOST = 20, 100
+FEWEST, MOST = 40, 100
 #: Gains of the last moves that are kept.
 GAINS = 3
 #: Vectors as long as a player that each player has in a stream.
@@ -58,11 +55,10 @@ class Game:
     Parameters
     ----------
     extra : int, optional
-        Players beyond the ``k`` asked for; they speed up convergence. Default: half of ``k``, from 20 to 100.
+        Players beyond the ``k`` asked for; they speed up convergence. Default: half of ``k``, from 40 to 100.
     rank : int, optional
-        Leading directions of all rows that the preconditioner keeps, up to half of the columns. Of several views with
-        at most twice as many columns their second moments are summed instead, which gives the exact answer. Default:
-        what ``memory_budget`` has room for; if it has room for exact sums, these are solved in the place of a game.
+        Leading directions of all rows that the preconditioner keeps, up to half of the columns. Default: what
+        ``memory_budget`` has room for; if it has room for exact sums, these are solved in the place of a game.
     half_life : float, optional
         Rows after which the weight of a row has halved. None: all rows weigh the same.
     outlier : float, optional
@@ -99,26 +95,23 @@ class Game:
         return problem.for_game().fewest_rows(_in_parts(problem))
 
     def players(self, d: int, k: int) -> int:
-        """The number of players."""
+        """The number of players; with as many search directions they fit in the ``d`` columns of the smallest part."""
         extra = min(max(k // 2, FEWEST), MOST) if self.extra is None else self.extra
-        return min(k + extra, d)
+        return max(min(k, d), min(k + extra, d // 2))
 
-    def rank_within(self, budget: float, d: int, k: int, several: bool) -> int:
-        """The largest rank whose state takes at most ``budget`` bytes, for ``d`` columns, maybe of ``several`` views.
+    def rank_within(self, budget: float, d: int, k: int) -> int:
+        """The largest rank whose state takes at most ``budget`` bytes, for ``d`` columns.
 
-        The inner products of more than RANK rows would take longer than the products with the players. Sums of all
-        columns take as much memory as a sketch of rank ``d / 2``, and players then less.
+        The inner products of more than RANK rows would take longer than the products with the players.
         """
-        room, each = budget / (4 * d), self.players(d, k)
-        if several and d <= WHOLE and room >= d + 5 * each + 2 * k:
-            return -(-d // 2)
-        return max(1, min(RANK, (d - 1) // 2, int((room - LONG * each) / 2)))
+        # 4 (2 r d + 3 r² + LONG K d) bytes: directions and their products, inner products and their factors.
+        room = budget / 4 - LONG * self.players(d, k) * d
+        return max(1, min(RANK, (d - 1) // 2, int((max(d * d + 3 * room, 0) ** 0.5 - d) / 3)))
 
     def init(self, problem: Problem, batch: Tree, k: int, key: jax.Array) -> GameState:
         """The state before the first step; ``batch`` gives shapes only."""
         template = problem.template(batch)
-        d = players.size(template)
-        K = self.players(d, k)
+        K = self.players(min(map(players.size, problem.parts(template))), k)
         problem = problem.for_game()
         metric = self._start_metric(problem, batch)
         V = players.normal(key, K, template)
@@ -128,11 +121,12 @@ class Game:
         def products(count: int) -> tuple[Tree, Tree]:
             return players.blank(count, template), None if problem.diagonal_only else players.blank(count, template)
 
+        scored = min(k, metric.sizes.scored, K - 1)
         state = GameState(
-            players.stack(V, players.blank(K, template)),
+            players.stack(V, players.blank(K + scored, template)),
             *products(K),
-            N=jnp.zeros((K, K), dtype),
-            gathered=Gathered(zero, *products(k if isinstance(metric, Sums) else 2 * K)),
+            N=jnp.zeros((len(problem.parts(V)), K, K), dtype),
+            gathered=Gathered(zero, *products(2 * K + scored)),
             metric=metric,
             memory=problem.start(batch),
             lam=jnp.zeros(K, dtype),
@@ -143,9 +137,8 @@ class Game:
             preconditioned_residuals=jnp.ones(k, dtype),
             floors=jnp.zeros(k, dtype),
             rows_known=zero,
-            rows_to_next_move=jnp.full((), max(2 * K, metric.rank), dtype),
+            rows_to_next_move=jnp.full((), max(2 * K, metric.sizes.rank), dtype),
             cover=zero,
-            tried=jnp.array(False),
             heldout=HeldOut.empty(k, dtype),
             gains=jnp.full(GAINS, jnp.nan, dtype),
             step=count,
@@ -160,25 +153,27 @@ class Game:
         """Prepare for passes over rows that were read before: nothing new is observed, and each move takes a pass."""
         if state.exact:
             return state
-        K = len(state.lam)
-        V, W = players.take(state.S, 0, K), players.take(state.S, K, 2 * K)
-        zeros = players.zeros_in_place
-        A, B = (None if M is None else zeros(players.stack(M, V), state.step) for M in state.gathered[1:])
-        gathered = Gathered(0 * state.size, A, B)
-        S = players.stack(V, zeros(W, state.step), W)
-        # Gains of moves by part of the rows say nothing of those by all.
-        state = state._replace(S=S, gains=unknown(state.gains))
-        return state if isinstance(state.metric, Sums) else state._replace(gathered=gathered)
+        # In place of what is to be scored: more search directions, and those that players came from.
+        return self._with_span(state, [len(state.lam)] * state.metric.sizes.ways)._replace(gains=unknown(state.gains))
 
     def reopen(self, problem: Problem, state: GameState) -> GameState:
         """Prepare for new rows after such passes."""
-        K = len(state.lam)
-        S = players.stack(players.take(state.S, 0, K), players.take(state.S, 2 * K, 3 * K))
-        some = min(2 * K, jax.tree.leaves(state.gathered.A)[0].shape[0])
-        A, B = (players.zeros_in_place(players.take(M, 0, some), state.step) for M in state.gathered[1:])
         # The products are those of all rows: their noise is that of the mean of so many.
-        N = jnp.eye(K, dtype=state.N.dtype) / jnp.maximum(state.rows_known, 1)
-        return state._replace(S=S, gathered=Gathered(0 * state.size, A, B), N=N)
+        level = jnp.eye(len(state.lam), dtype=state.N.dtype) / jnp.maximum(state.rows_known, 1) / len(state.N)
+        return self._with_span(state, [_scored(state)])._replace(N=jnp.broadcast_to(level, state.N.shape))
+
+    def _with_span(self, state: GameState, blank: list[int]) -> GameState:
+        """The state with zeros after the players and the search directions, and nothing gathered."""
+        K = len(state.lam)
+
+        def cut(M: Tree) -> Tree:
+            if M is None:
+                return None
+            none = [players.zeros_in_place(players.take(M, 0, count), state.step) for count in blank]
+            return players.stack(players.take(M, 0, 2 * K), *none)
+
+        gathered = Gathered(state.size, *map(cut, state.gathered[1:]))
+        return state._replace(S=cut(state.S), gathered=players.zeros_in_place(gathered, state.step))
 
     def _start_metric(self, problem: Problem, batch: Tree) -> Any:
         template = problem.template(batch)
@@ -189,8 +184,6 @@ class Game:
             ones = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), template)
             return Diagonal(ones, zero, zero if problem.orthonormal else zero + 1)
         blocks, rank = problem.blocks(template), self.rank or RANK
-        if len(blocks) > 1 and players.size(blocks) <= 2 * rank:
-            return Sums.empty(blocks)
         return Sketch.empty(blocks, rank, problem.ridge)
 
     def step(self, problem: Problem, state: GameState, batch: Tree) -> tuple[GameState, Info]:
@@ -209,7 +202,7 @@ class Game:
     def _leading(self, state: GameState) -> tuple[Tree, Tree, Tree]:
         """The ``k`` leading players and their products with ``A`` and ``B``."""
         V, AV = (players.take(M, 0, state.k) for M in (state.S, state.MA))
-        return V, AV, state.metric.exact(V) if state.MB is None else players.take(state.MB, 0, state.k)
+        return V, AV, state.metric.times(V) if state.MB is None else players.take(state.MB, 0, state.k)
 
     def gather(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
         """Add the products of a batch; in a first pass learn its means, score the players on it and queue its rows."""
@@ -223,7 +216,7 @@ class Game:
             return state._replace(gathered=players.add(state.gathered, new), step=new_step)
         state = self._observe(problem.for_game(), state, batch)
         new = self._products(problem, state, batch)
-        heldout = state.heldout.add(*scores(state, new))
+        heldout = state.heldout.add(*scores(state, new, 0, state.k))
         return state._replace(gathered=players.add(state.gathered, new), heldout=heldout, step=new_step)
 
     def _observe(self, problem: Problem, state: GameState, batch: Tree) -> GameState:
@@ -233,8 +226,7 @@ class Game:
             metric: Any = state.metric.observe(problem.diagonal(memory, batch), b, horizon)
         else:
             rows = problem.metric_rows(memory, batch)
-            how = (problem.uses_running_mean,) if isinstance(state.metric, Sums) else ()
-            metric = state.metric.observe(rows, horizon, *how)
+            metric = state.metric.observe(rows, horizon)
 
             def standardised(S: Tree) -> Tree:
                 return problem.joined(jax.tree.map(jnp.divide, problem.blocks(S), metric.deviations()))
@@ -249,9 +241,7 @@ class Game:
         b = jnp.ones_like(state.rows_to_next_move) * (1 if problem.noiseless else views.n_rows(batch))
         # Sampling noise exceeds the rounding of any precision; given matrices have none.
         with jax.default_matmul_precision("highest") if problem.noiseless else nullcontext():
-            # Sums of the columns give the products: those of rows only score the leading players.
-            V = players.take(state.S, 0, state.k) if isinstance(state.metric, Sums) else state.S
-            pairs = problem.signed_estimate(state.memory, batch, V, _in_parts(problem))
+            pairs = problem.signed_estimate(state.memory, batch, state.S, _in_parts(problem))
         A = players.mean([p.AV for p, _ in pairs])
         B = None if problem.diagonal_only else players.mean([q.BV for _, q in pairs])
         return Gathered(b, players.scale(b, A), players.scale(b, B))
@@ -285,6 +275,11 @@ class Game:
         lam, order = np.asarray(state.lam, np.float64)[: state.k], self.order(state)
         V = players.scale((1 / np.sqrt(norms)).astype(jax.tree.leaves(V)[0].dtype), V)
         return lam[order], fix_signs(jax.tree.map(lambda v: v[order], V))
+
+
+def _scored(state: GameState) -> int:
+    """How many eigenvectors of the sketch a stream scores."""
+    return min(state.k, state.metric.sizes.scored, len(state.lam) - 1)
 
 
 def _in_parts(problem: Problem) -> bool:

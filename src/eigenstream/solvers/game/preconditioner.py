@@ -1,4 +1,4 @@
-"""The preconditioner ``P ≈ B`` of the game: a `Diagonal`, `Sums` of few columns, or a `Sketch` of all rows so far."""
+"""The preconditioner ``P ≈ B`` of the game: a `Diagonal`, or a `Sketch` of all rows so far."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import jax.scipy.linalg
 
 from eigenstream.core import players, views
 from eigenstream.core.types import Tree
-from eigenstream.problems.base import Problem, Products
+from eigenstream.problems.base import Problem
 
 #: To each column's variance ``(d q / FEW T)²`` of itself is added, with the kurtosis ``q`` of the column: T rows say
 #: little about small eigenvalues, and less about a column that few of them touch.
-FEW = 12
+FEW = 24
 #: ``Δ`` counts this many times in the sketch's own eigenvectors: they fit the rows behind it, and not others.
-SHRUNK = 2.0
-#: Between two moves the sketch learns from this many times its rank of rows: more would take longer than the players.
-SAMPLED = 4
+SHRUNK = 4.0
+#: In passes over all rows a second solution has ``Δ`` times this: the part outside the sketch alone.
+OUTSIDE = 0.01
+#: Eigenvectors of the sketch that are scored.
+SCORED = 8
 #: Eigenvalues of a Gram matrix below this share of the largest are rounding.
 CUTOFF = 1e-5
 #: The rounding of covariances, relative to their largest eigenvalue.
@@ -34,8 +36,8 @@ SINCE = ("Y", "inner", "leverages", "held", "seen")
 class Factored(NamedTuple):
     """A preconditioner that is ready for use."""
 
-    #: ``G ↦ P⁻¹ G``.
-    solve: Callable[[Tree], Tree]
+    #: ``G ↦ P⁻¹ G``; more of them if one level outside does not suit all.
+    solves: tuple[Callable[[Tree], Tree], ...]
     #: ``κ = E[h²] / E[h]``, summed over the blocks: a row changes ``B v`` by ``h`` in the norm of ``P⁻¹``.
     kappa: Any
     #: ``E[h] / d``, the mean eigenvalue of ``P⁻¹ B``.
@@ -44,6 +46,17 @@ class Factored(NamedTuple):
     metric: Any
     #: The leading eigenvectors ``E`` of the sketch's own problem, ``P E`` and their eigenvalues, or None.
     sketched: tuple[Tree, Tree, jax.Array] | None = None
+
+
+class Sizes(NamedTuple):
+    """Numbers of vectors."""
+
+    #: Rows that a decomposition needs.
+    rank: int
+    #: Solutions for each player in a pass over all rows.
+    ways: int
+    #: Eigenvectors of its own that are scored in a stream.
+    scored: int
 
 
 class Diagonal(NamedTuple):
@@ -56,11 +69,11 @@ class Diagonal(NamedTuple):
     estimated: jax.Array
 
     @property
-    def rank(self) -> int:
+    def sizes(self) -> Sizes:
         """It needs no rows for a decomposition."""
-        return 0
+        return Sizes(rank=0, ways=1, scored=0)
 
-    def exact(self, V: Tree) -> Tree:
+    def times(self, V: Tree) -> Tree:
         """``B V`` by the current estimate of ``B``."""
         return jax.tree.map(lambda v, p: v * p, V, self.values)
 
@@ -74,75 +87,7 @@ class Diagonal(NamedTuple):
         d = players.size(self.values)
         mean = sum(p.sum() for p in jax.tree.leaves(self.values)) / d
         unseen = self.estimated * mean * d / (2 * jnp.maximum(self.rows, 1))
-        return Factored(lambda G: jax.tree.map(lambda g, p: g / (p + unseen), G, self.values), 0.0, 1.0, self)
-
-
-class Sums(NamedTuple):
-    """The second moments of all columns of several views give ``A V`` and ``B V`` of all rows so far."""
-
-    #: A row for each column; a tuple of one tree for each view.
-    moments: tuple[Tree, ...]
-    rows: jax.Array
-
-    @classmethod
-    def empty(cls, blocks: tuple[Tree, ...]) -> Sums:
-        moments = players.blank(players.size(blocks), blocks)
-        return cls(moments, jnp.zeros((), jax.tree.leaves(moments)[0].dtype))
-
-    @property
-    def rank(self) -> int:
-        """It needs no rows for a decomposition."""
-        return 0
-
-    def deviations(self) -> tuple[Tree, ...]:
-        """Standard deviations of the columns; 1 for columns that were 0 in all rows."""
-        variances = jnp.diag(players.flat(self.moments))
-        deviations = jnp.sqrt(jnp.where(variances > 0, variances, 1))
-        row = jax.tree.map(lambda x: x[0], self.moments)
-        return jax.tree.map(lambda x: x[0], players.from_matrix(deviations[:, None], row))
-
-    def observe(self, blocks: tuple[Tree, ...], horizon: float, centred: bool) -> Sums:
-        """Update the mean over at most ``horizon`` rows; ``centred``: by the running mean with these rows in it."""
-        x = views.dense(blocks)
-        n, X = views.n_rows(blocks), players.flat(x)
-        before = jnp.minimum(self.rows, horizon)
-        total = before + n
-        # The mean of the rows before has moved as well (Chan, Golub and LeVeque).
-        moved = jnp.where((before > 0) & centred, n / jnp.maximum(before, 1), 0)
-        with jax.default_matmul_precision("highest"):
-            new = jax.tree.map(lambda leaf: jnp.tensordot(X, leaf / n, (0, 0)), x)
-            new = jax.tree.map(lambda m, leaf: m + moved * jnp.tensordot(X.mean(0), leaf.mean(0), 0), new, x)
-        return Sums(_towards(self.moments, new, n / total), total)
-
-    def _view(self, problem: Problem) -> Tree:
-        """The moments in the place of rows."""
-        M = players.flat(self.moments)
-
-        def rows(a: int, b: int, columns: tuple[int, int] | None = None) -> jax.Array:
-            return M[a:b, slice(*columns) if columns else slice(None)]
-
-        template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.moments)
-        return views.covariance_view(rows, problem.joined(template))
-
-    def products(self, problem: Problem, V: Tree) -> Products:
-        return problem.products(views.read(self._view(problem)), V).with_sign(problem.sign)
-
-    def factor(self, problem: Problem, exactly: bool, count: int) -> Factored:
-        factors = []
-        for block in problem.metric(self._view(problem)) or ():
-            B = block()
-            scale = 1 / jnp.sqrt(jnp.where(jnp.diag(B) > 0, jnp.diag(B), 1))
-            unit = scale[:, None] * B * scale
-            factors.append((scale, jnp.linalg.cholesky(unit + (LEAST + rounding(unit)) * jnp.eye(len(B)))))
-
-        def solve(G: Tree) -> Tree:
-            out = []
-            for g, (scale, L) in zip(problem.blocks(G), factors, strict=True):
-                flat = jax.scipy.linalg.cho_solve((L, True), (players.flat(g) * scale).T)
-                out.append(players.from_matrix(flat * scale[:, None], jax.tree.map(lambda x: x[0], g)))
-            return problem.joined(tuple(out))
-
-        return Factored(solve, 0.0, 1.0, self)
+        return Factored((lambda G: jax.tree.map(lambda g, p: g / (p + unseen), G, self.values),), 0.0, 1.0, self)
 
 
 class Sketch(NamedTuple):
@@ -188,6 +133,11 @@ class Sketch(NamedTuple):
         return cls(Z, Y, inner, delta, factors, *since, zero, squares, kurtosis, zero + 1, zero + 1, zero + ridge)
 
     @property
+    def sizes(self) -> Sizes:
+        """With one block of ``B`` it has no eigenvectors of its own."""
+        return Sizes(rank=len(self.inner), ways=2, scored=SCORED if len(self.Z) > 1 else 0)
+
+    @property
     def rank(self) -> int:
         """r, the rank of the sketch."""
         return len(self.inner)
@@ -197,7 +147,10 @@ class Sketch(NamedTuple):
         return jax.tree.map(lambda s: jnp.sqrt(jnp.where(s > 0, s, 1)), self.squares)
 
     def observe(self, blocks: tuple[Tree, ...], horizon: float) -> Sketch:
-        """Learn the columns' variances from rows; between two moves learn the sketch from SAMPLED times its rank."""
+        """Learn the columns' variances from rows; between two moves learn the sketch from as many as its rank.
+
+        Later rows would take longer than the products with the players, and tell it no more.
+        """
         n, x = views.n_rows(blocks), views.dense(blocks)
         total = jnp.minimum(self.rows, horizon) + n
         share = n / total
@@ -210,9 +163,7 @@ class Sketch(NamedTuple):
         known = self._replace(rows=total, squares=squares, kurtosis=kurtosis, weight=weight)
         # Arrays that do not change are left out, or they would be copied.
         before = {name: getattr(self, name) for name in SINCE}
-        after = jax.lax.cond(
-            self.held < SAMPLED * self.rank, lambda s: known._replace(**s)._learned(x, n), lambda s: s, before
-        )
+        after = jax.lax.cond(self.held < self.rank, lambda s: known._replace(**s)._learned(x, n), lambda s: s, before)
         return known._replace(**after)
 
     def _learned(self, x: tuple[Tree, ...], n: int) -> dict[str, Any]:
@@ -295,7 +246,7 @@ class Sketch(NamedTuple):
         kappa = (squares / jnp.maximum(sums, jnp.finfo(sums.dtype).tiny)).sum()
         cover = sums.sum() / jnp.maximum(self.seen, 1) / self._columns()
         if exactly:
-            return Factored(solver(own), kappa, cover, self)
+            return Factored((solver(own), solver(factors(OUTSIDE), OUTSIDE)), kappa, cover, self)
         sketched = None
         if len(grams) > 1:
             shrunk = factors(SHRUNK)
@@ -303,7 +254,7 @@ class Sketch(NamedTuple):
             PE = problem.joined(tuple(players.combine(c.T, z) for c, z in zip(coordinates, known.Z, strict=True)))
             sketched = solver(shrunk, SHRUNK)(PE), PE, lam
         return Factored(
-            solver(own), kappa, cover, known._replace(delta=known._seen(delta), factors=tuple(own)), sketched
+            (solver(own),), kappa, cover, known._replace(delta=known._seen(delta), factors=tuple(own)), sketched
         )
 
     def _seen(self, delta: tuple[Tree, ...]) -> tuple[Tree, ...]:

@@ -12,32 +12,28 @@ from eigenstream.solvers.game.verdict import HeldOut
 
 
 class Gathered(NamedTuple):
-    """Sums of products over the rows since the last move."""
+    """Sums of products of ``S`` over the rows since the last move."""
 
     rows: jax.Array
     A: Tree
     B: Tree
 
-    def emptied(self) -> Gathered:
-        """Sums over no rows."""
-        return players.zeros_in_place(self, self.rows)
-
 
 class GameState(NamedTuple):
     """The state of `eigenstream.solvers.Game`. Checkpoints hold its leaves in this order.
 
-    In a stream the span ``S = [V, W]`` has 2K vectors and the state 8K. In a pass over all rows it is ``[V, E, W]``.
-    With `Sums` only the products of the k leading players are gathered, to score them.
+    In a stream ``S`` is ``[V, W, E]``: K players, K search directions and a few eigenvectors of the sketch to score.
+    In a pass over all rows it is ``[V, W, U]`` with the directions ``U`` that the players came from.
     """
 
-    #: Players, in a pass over all rows the directions they came from, and the search directions.
     S: Tree
-    #: Tracked products of the players with ``A`` and ``B``, and the noise in them.
+    #: Tracked products of the players with ``A`` and ``B``.
     MA: Tree
     MB: Tree
+    #: The noise in them, for each part of the players.
     N: jax.Array
     gathered: Gathered
-    #: The preconditioner: `Diagonal`, `Sums` or `Sketch`.
+    #: The preconditioner: `Diagonal` or `Sketch`.
     metric: Any
     #: The problem's running means.
     memory: Tree
@@ -54,8 +50,6 @@ class GameState(NamedTuple):
     floors: jax.Array
     #: The mean eigenvalue of ``P⁻¹ B``: 1 if ``P`` is ``B``, less where ``P`` is larger.
     cover: jax.Array
-    #: Whether the last search directions are eigenvectors of the sketch.
-    tried: jax.Array
     #: Rows behind the tracked products, and rows to gather before the next move.
     rows_known: jax.Array
     rows_to_next_move: jax.Array
@@ -85,4 +79,4 @@ class GameState(NamedTuple):
     @property
     def exact(self) -> bool:
         """Whether each move has the products of all rows, which have no sampling noise."""
-        return jax.tree.leaves(self.S)[0].shape[0] == 3 * len(self.lam)
+        return players.count(self.S) >= 3 * len(self.lam)

@@ -74,10 +74,10 @@ class Verdict(NamedTuple):
     errors: np.ndarray
 
 
-def verdict(state: Any, fits: bool = False, sums: bool = False) -> Verdict:
+def verdict(state: Any, fits: bool = False) -> Verdict:
     """Judge a state of `eigenstream.solvers.Game`.
 
-    ``fits``: its rows are read again until they are solved. ``sums``: it has sums of all rows.
+    ``fits``: its rows are read again until they are solved.
     """
     lam = np.asarray(state.lam, np.float64)[: state.k]
     size = float(state.size)
@@ -100,14 +100,13 @@ def verdict(state: Any, fits: bool = False, sums: bool = False) -> Verdict:
         missing = missing + max(float(np.median(gains)), 0) if len(gains) else np.inf
     missing = missing / np.clip(float(state.cover), LITTLE, 1)
     solved = state.exact and float(residuals.max()) < SOLVED
-    # On the way sums say nothing about rows to come.
-    unknown = not total or not int(state.moves) or not np.isfinite(missing) or (sums and not state.exact)
+    unknown = not total or not int(state.moves) or not np.isfinite(missing)
     shortfall = 0.0 if solved else 1.0 if unknown else float(missing / (1 + missing))
     far = bool((residuals > FAR + NOISY * floors).any())
     # Rows that fit are read until the residual is rounding: a larger one means a poor preconditioner.
     slow = fits and state.exact and not solved
     # In one pass players may stay on eigenvectors that are not the leading ones, which no residual shows.
-    told = passed or not state.metric.rank
+    told = passed or not state.metric.sizes.rank
     converged = shortfall < ENOUGH and told and not far and not slow
     words = f"{'converged' if converged else 'not converged'}: "
     words += f"the top-k sum is an estimated {shortfall:.2%} below its limit"
@@ -115,8 +114,6 @@ def verdict(state: Any, fits: bool = False, sums: bool = False) -> Verdict:
     words += f" (preconditioned residual {worst:.2g}, noise floor {floor:.2g})"
     if slow:
         words += f"; {int(state.moves)} moves left a residual above {SOLVED:g}: give a larger rank, or a ridge"
-    elif sums and not converged:
-        words += "; sums in float32 tell no more: give a ridge, or a larger memory_budget"
     elif not converged:
         words += "; read the rows again, with max_epochs=None or a larger number, or give a larger memory_budget"
     # In the order of the result, largest first: players may have changed places.
