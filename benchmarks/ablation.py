@@ -6,58 +6,80 @@ from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
-import jax
 import jax.numpy as jnp
 
 import eigenstream as es
-from eigenstream.core import players
+from eigenstream.problems.covariance import CCA
 from eigenstream.solvers.game import filter, move, preconditioner
-from planted import Latent, solved
+from planted import Latent, in_processes, solved
 
 SEEDS = 3
+#: Problem, components, rank and passes.
+CASES = [
+    ("mnist", 64, 128, 1),
+    ("mnist", 64, 128, 3),
+    ("collinear", 4, 64, 1),
+    ("steep", 16, 128, 1),
+    ("steep", 16, 128, 5),
+    ("few", 8, 100, 1),
+]
+
+
+def forgetful(N: Any, fresh: Any, first: Any) -> Any:
+    return jnp.eye(len(N))
+
+
+def in_one_way(self: Any, problem: Any, exactly: bool, count: int) -> Any:
+    found = FACTOR(self, problem, exactly, count)
+    return found._replace(solves=found.solves[:1] * len(found.solves))
+
+
+def without_noise(*arguments: Any) -> Any:
+    found = CORRECT(*arguments)
+    return found._replace(kappa=0 * found.kappa, own=0 * found.own)
+
+
+def normal(self: Any, exactly: bool) -> Any:
+    return OUTSIDE(self._replace(kurtosis=tuple(3 + 0 * q for q in self.kurtosis)), exactly)
+
+
+FACTOR, OUTSIDE, CORRECT = preconditioner.Sketch.factor, preconditioner.Sketch.outside, move.correct
+
+VARIANTS: dict[str, tuple[dict[str, Any], tuple[Any, str, Any] | None]] = {
+    "all parts": ({}, None),
+    "both views with the same coefficients": ({}, (CCA, "parts", lambda self, V: (V,))),
+    "without tracked products": ({}, (filter, "gain", forgetful)),
+    "no extra players": ({"extra": 0}, None),
+    "20 extra players": ({"extra": 20}, None),
+    "80 extra players": ({"extra": 80}, None),
+    "no noise in B": ({}, (move, "correct", without_noise)),
+    "the noise of search directions as measured": ({}, (filter, "_of_rows", lambda S, B, K: move.inner(S, B, S, B, K))),
+    "one search direction a player in passes": ({}, (preconditioner.Sketch, "factor", in_one_way)),
+    "twice the level for few rows": ({}, (preconditioner, "FEW", 17)),
+    "half of it": ({}, (preconditioner, "FEW", 34)),
+    "columns that few rows touch as others": ({}, (preconditioner.Sketch, "outside", normal)),
+    "the floor of the sketch's eigenvectors as it is": ({}, (preconditioner, "SHRUNK", 1.0)),
+    "twice as high": ({}, (preconditioner, "SHRUNK", 8.0)),
+    "the sketch's eigenvectors are not tried": ({}, (move, "_quotients", lambda state, start, count: jnp.zeros(count))),
+    "moves on a fifth of all rows": ({}, (move, "LATE", 0.2)),
+    "moves on .4 of all rows": ({}, (move, "LATE", 0.4)),
+}
+
+
+def variant(label: str) -> dict[str, Any]:
+    settings, patch = VARIANTS[label]
+    out: dict[str, Any] = {}
+    with mock.patch.object(*patch) if patch else nullcontext():
+        for name, k, rank, epochs in CASES:
+            out[f"{name}, k={k}, rank {rank}, passes: {epochs}"] = [
+                solved(name, k, seed, es.solvers.Game(**{"rank": rank, **settings}), max_epochs=epochs)[1]
+                for seed in range(SEEDS)
+            ]
+        latent, solver = Latent(3000, 12_000), es.solvers.Game(**{"rank": 768, **settings})
+        wide = es.solve(es.problems.cca(), latent.stream(), latent.k, solver, memory_budget=1)
+    return {**out, "3,000 + 3,000 columns, k=8, rank 768": latent.captured(wide.V)}
 
 
 def ablation() -> dict[str, Any]:
-    """The game without one part at a time."""
-
-    def no_penalties(V: Any, pairs: Any, BV: Any, norms: Any, shift: Any) -> Any:
-        ((AV, _), _), *_ = pairs
-        a, b = players.dot(V, AV), players.dot(V, BV)
-        return players.subtract(players.scale(b, AV), players.scale(a, BV))
-
-    def forgetful(N: Any, fresh: Any, first: Any) -> Any:
-        return jnp.eye(len(N))
-
-    variants: dict[str, tuple[dict[str, Any], tuple[Any, str, Any] | None]] = {
-        "all parts": ({}, None),
-        "without penalties": ({}, (move, "direction", no_penalties)),
-        "without tracked products": ({}, (filter, "gain", forgetful)),
-        "no extra players": ({"extra": 0}, None),
-        "moments of few rows, and of columns that few rows touch, as they are": ({}, (preconditioner, "FEW", 1e9)),
-        "the floor of the sketch's eigenvectors as it is": ({}, (preconditioner, "SHRUNK", 1.0)),
-        "the sketch's eigenvectors are not tried": ({}, (move, "score", lambda state, rows: jnp.zeros(()))),
-        "twice as many of them are tried": ({}, (move, "TRIED", 4)),
-        "they take over when they score higher by any margin": ({}, (move, "MARGIN", 1.0)),
-        "without doubt": ({}, (move, "DOUBT", 0.0)),
-        "moves on a tenth of all rows": ({}, (move, "LATE", 0.1)),
-        "the sketch learns from as many rows as its rank": ({}, (preconditioner, "SAMPLED", 1)),
-    }
-    latent = Latent(3000, 12_000)
-    cases = [("mnist", 64, 128), ("cifar10", 32, 512), ("collinear", 4, 64), ("steep", 16, 128), ("few", 8, 100)]
-    out: dict[str, Any] = {}
-    for label, (settings, patch) in variants.items():
-        with mock.patch.object(*patch) if patch else nullcontext():
-            # Compiled programs contain the unpatched functions.
-            jax.clear_caches()
-            found = {
-                f"{name}, k={k}, rank {rank}": [
-                    solved(name, k, seed, solver=es.solvers.Game(**{"rank": rank, **settings}))[1]
-                    for seed in range(1 if name == "cifar10" else SEEDS)
-                ]
-                for name, k, rank in cases
-            }
-            solver = es.solvers.Game(**{"rank": 768, **settings})
-            wide = es.solve(es.problems.cca(), latent.stream(), latent.k, solver, memory_budget=1)
-            out[label] = {**found, "3,000 + 3,000 columns, k=8, rank 768": latent.captured(wide.V)}
-    jax.clear_caches()
-    return out
+    """The game without one part at a time, or with another constant."""
+    return dict(zip(VARIANTS, in_processes(variant, list(VARIANTS)), strict=True))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -99,6 +102,19 @@ def solved(
     solver = es.solvers.Game(rank=RANK) if solver is None else solver
     result = es.solve(es.problems.cca(), batches(X, Y, seed, size), k, solver, random_state=seed, **options)
     return result, tcc(X, Y, result.V, rho)
+
+
+def in_processes(f: Callable[[Any], Any], jobs: list[Any]) -> list[Any]:
+    """``f`` of every job, in as many processes of one thread each as there are processors."""
+    alone = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    before = {name: os.environ.get(name) for name in alone}
+    os.environ.update(alone)
+    try:
+        with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+            return list(pool.map(f, jobs))
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def flat(n: int = 100_000, d: int = 5000, count: int = 64) -> tuple[np.ndarray, ...]:

@@ -29,7 +29,6 @@ from eigenstream.core import players
 from eigenstream.core.precision import NAMES, scope
 from eigenstream.run.game_engine import DEVICE_BLOCK, DEVICE_NUMBERS
 from eigenstream.solvers.game.move import LATE
-from eigenstream.solvers.game.preconditioner import SAMPLED
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 #: Dimension of both views together, players, rows of a batch.
@@ -109,7 +108,7 @@ def game(d: int, k: int, b: int, precision: str, count: int, ceiling: Ceiling) -
         moves, state = repeated(move, state, views, 1)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(players.norms(state.S)))
     rank = getattr(state.metric, "rank", 0) if hasattr(state.metric, "held") else 0
-    return {**found, "move": moves, "rows learned": SAMPLED * rank, "wait": LATE * MANY, "block": rows}
+    return {**found, "move": moves, "rows learned": rank, "wait": LATE * MANY, "block": rows}
 
 
 def repeated(

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import eigenstream as es
-from planted import batches, collinear, correlations, log_uniform, planted, tcc
+from planted import batches, collinear, correlations, in_processes, log_uniform, planted, tcc
 
 #: Dimensions of the views, components and rank of the sketch: few, since each compiles its own programs.
 SIZES = [
@@ -85,16 +85,19 @@ def exact(X: np.ndarray, Y: np.ndarray, k: int) -> np.ndarray:
     return es.solve(es.problems.cca(), rows, k, "exact").eigenvalues
 
 
+def judged_all(job: tuple[int, int]) -> list[dict[str, Any]]:
+    size, seed = job
+    small = sum(SIZES[size][0]) < 500
+    found = [judged(seed, size, spectrum) for spectrum in ([*SPECTRA, "collinear"] if small else SPECTRA)]
+    jax.clear_caches()
+    return found
+
+
 def knowing(seeds: range = range(100, 109)) -> dict[str, Any]:
     """Is the estimate right? Planted problems of six spectra, three tails, eleven sizes, one to ten passes."""
-    runs = []
-    for size, (dims, _, _) in enumerate(SIZES):
-        # Large problems take long.
-        for seed in seeds if sum(dims) < 1000 else seeds[:2]:
-            for spectrum in [*SPECTRA, "collinear"] if sum(dims) < 500 else SPECTRA:
-                runs.append(judged(seed, size, spectrum))
-        jax.clear_caches()
-    return summed_up(runs)
+    # Large problems take long.
+    jobs = [(i, seed) for i, (dims, _, _) in enumerate(SIZES) for seed in (seeds if sum(dims) < 1000 else seeds[:2])]
+    return summed_up([run for runs in in_processes(judged_all, jobs) for run in runs])
 
 
 def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def test_rows_that_fit_have_converged_only_with_a_residual_at_rounding():
     """Moves that gain nothing may also mean a poor preconditioner."""
     state = es.solve(es.problems.pca(), [X], 3, es.solvers.Game(rank=8)).state
     assert verdict.verdict(state, True).converged
-    stuck = state._replace(cover=np.float32(1), preconditioned_residuals=np.full(3, 1e-3))
+    stuck = state._replace(cover=np.float32(1), preconditioned_residuals=np.full(3, 1e-3), gains=np.zeros(3))
     assert verdict.verdict(stuck).converged
     assert not verdict.verdict(stuck, True).converged
     assert "left a residual above" in verdict.verdict(stuck, True).words

@@ -85,7 +85,8 @@ def _moved(problem: Problem, state: GameState, half_life: float | None) -> GameS
     norms, noisy = (_noisy_length(b, x * traces(N)) for x in (known.kappa, known.own))
     lam = jnp.where(jnp.arange(K) < found.rank, rewards / noisy, 0)
     g = players.subtract(players.scale(b / norms, AV), players.scale(rewards / norms, BV))
-    ways = [solve(g) for solve in P.solves]
+    # A Cholesky factor of rounded inner products may not be finite: then there are no such directions.
+    ways = [jax.tree.map(lambda w: jnp.where(jnp.isfinite(w), w, 0), solve(g)) for solve in P.solves]
     steep = jnp.sqrt(jnp.maximum(players.dot(g, ways[0]), 0))
     W = players.stack(*(conjugate(problem, W, g, V, BV) for W in ways))
     new = Moved(V, AV, BV, N, lam, W, found.gained)

@@ -10,6 +10,8 @@ import numpy as np
 
 #: The game has converged when its estimated shortfall is below this.
 ENOUGH = 0.001
+#: After a pass over all rows at least this share of its gain is still to come.
+STILL = 0.1
 #: The least share of B that P is taken to cover.
 LITTLE = 0.01
 #: A preconditioned residual of more than FAR plus NOISY noise floors is not that of an eigenvector.
@@ -88,17 +90,17 @@ def verdict(state: Any, fits: bool = False) -> Verdict:
     total = np.abs(lam).sum()
     # Kato and Temple: a residual r leaves an eigenvalue r² / gap too small. The gap is that to the last player's.
     gaps = np.maximum(lam - max(float(np.min(state.lam)), 0), np.finfo(np.float32).eps * size)
-
-    # Where P is larger than B, residuals and gains show that much less of what is missing.
-    missing = np.minimum((size * residuals) ** 2 / gaps, size * residuals).sum() / max(total, np.finfo(float).tiny)
+    missing = np.minimum((size * residuals) ** 2 / gaps, size * residuals).sum() / total if total else np.inf
+    cover = np.clip(float(state.cover), LITTLE, 1)
     # Whether the last move was by the products of all rows.
     passed = state.exact and np.isfinite(last)
+    # Where P is larger than B, residuals and gains show that much less of what is missing.
     if passed:
-        # Of passes over all rows each shows a part: residuals overstate where eigenvalues are close.
-        missing = min(missing, max(last, 0))
+        # Residuals overstate where eigenvalues are close, and do not show an eigenvector that no player is near.
+        last = max(last, 0)
+        missing = max(min(missing / cover, last), STILL * last)
     else:
-        missing = missing + max(float(np.median(gains)), 0) if len(gains) else np.inf
-    missing = missing / np.clip(float(state.cover), LITTLE, 1)
+        missing = (missing + max(float(np.median(gains)), 0) / 2) / cover if len(gains) else np.inf
     solved = state.exact and float(residuals.max()) < SOLVED
     unknown = not total or not int(state.moves) or not np.isfinite(missing)
     shortfall = 0.0 if solved else 1.0 if unknown else float(missing / (1 + missing))
