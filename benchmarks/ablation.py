@@ -51,7 +51,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[Any, str, Any] | None]] = {
     "without tracked products": ({}, (filter, "gain", forgetful)),
     "no extra players": ({"extra": 0}, None),
     "20 extra players": ({"extra": 20}, None),
-    "80 extra players": ({"extra": 80}, None),
     "no noise in B": ({}, (move, "correct", without_noise)),
     "the noise of search directions as measured": ({}, (filter, "_of_rows", lambda S, B, K: move.inner(S, B, S, B, K))),
     "one search direction a player in passes": ({}, (preconditioner.Sketch, "factor", in_one_way)),
@@ -61,8 +60,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[Any, str, Any] | None]] = {
     "the floor of the sketch's eigenvectors as it is": ({}, (preconditioner, "SHRUNK", 1.0)),
     "twice as high": ({}, (preconditioner, "SHRUNK", 8.0)),
     "the sketch's eigenvectors are not tried": ({}, (move, "_quotients", lambda state, start, count: jnp.zeros(count))),
-    "moves on a fifth of all rows": ({}, (move, "LATE", 0.2)),
-    "moves on .4 of all rows": ({}, (move, "LATE", 0.4)),
+    "moves on .3 of all rows": ({}, (move, "LATE", 0.3)),
+    "moves on a tenth of all rows": ({}, (move, "LATE", 0.1)),
 }
 
 

@@ -51,7 +51,7 @@ def test_the_game_is_exact_sums_where_these_fit_and_else_has_the_rank_that_fits(
         )
         size = sum(leaf.size * 4 for leaf in jax.tree.leaves(state))
         assert rank == 1 or size < 1.1 * budget
-    assert game.rank_within(1e9, 10_000, 9) == 1536
+    assert game.rank_within(1e9, 10_000, 9) == 1024
 
 
 def test_auto_says_why():

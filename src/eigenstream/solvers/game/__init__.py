@@ -37,7 +37,7 @@ from eigenstream.solvers.schedules import check_half_life, memory_rows
 from eigenstream.solvers.stochastic import Info, residuals
 
 #: The largest rank of a sketch by default.
-RANK = 1536
+RANK = 1024
 #: Extra players by default: half of the components, within these limits.
 FEWEST, MOST = 40, 100
 #: Gains of the last moves that are kept.

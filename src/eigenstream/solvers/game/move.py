@@ -22,7 +22,7 @@ from eigenstream.solvers.game.preconditioner import CUTOFF, Sketch
 from eigenstream.solvers.game.state import GameState
 
 #: Players wait for this share of all rows so far: moves on fewer lose more by noise than they gain.
-LATE = 0.3
+LATE = 0.2
 
 
 class Ritz(NamedTuple):
