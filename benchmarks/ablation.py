@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
+import jax
 import jax.numpy as jnp
 
 import eigenstream as es
@@ -20,7 +21,6 @@ CASES = [
     ("mnist", 64, 128, 3),
     ("collinear", 4, 64, 1),
     ("steep", 16, 128, 1),
-    ("steep", 16, 128, 5),
     ("few", 8, 100, 1),
 ]
 
@@ -65,15 +65,23 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[Any, str, Any] | None]] = {
 }
 
 
+def captured(name: str, k: int, rank: int, epochs: int, seed: int, settings: dict[str, Any]) -> float:
+    """0 where the variant finds no components."""
+    try:
+        return solved(name, k, seed, es.solvers.Game(**{"rank": rank, **settings}), max_epochs=epochs)[1]
+    except ValueError:
+        return 0.0
+
+
 def variant(label: str) -> dict[str, Any]:
     settings, patch = VARIANTS[label]
     out: dict[str, Any] = {}
     with mock.patch.object(*patch) if patch else nullcontext():
+        # Compiled programs contain the functions of the variant before.
+        jax.clear_caches()
         for name, k, rank, epochs in CASES:
-            out[f"{name}, k={k}, rank {rank}, passes: {epochs}"] = [
-                solved(name, k, seed, es.solvers.Game(**{"rank": rank, **settings}), max_epochs=epochs)[1]
-                for seed in range(SEEDS)
-            ]
+            found = [captured(name, k, rank, epochs, seed, settings) for seed in range(SEEDS)]
+            out[f"{name}, k={k}, rank {rank}, passes: {epochs}"] = found
         latent, solver = Latent(3000, 12_000), es.solvers.Game(**{"rank": 768, **settings})
         wide = es.solve(es.problems.cca(), latent.stream(), latent.k, solver, memory_budget=1)
     return {**out, "3,000 + 3,000 columns, k=8, rank 768": latent.captured(wide.V)}

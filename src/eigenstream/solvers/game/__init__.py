@@ -97,7 +97,7 @@ class Game:
     def players(self, d: int, k: int) -> int:
         """The number of players; with as many search directions they fit in the ``d`` columns of the smallest part."""
         extra = min(max(k // 2, FEWEST), MOST) if self.extra is None else self.extra
-        return max(min(k, d), min(k + extra, d // 2))
+        return max(min(k, d), min(k + extra, d // 4))
 
     def rank_within(self, budget: float, d: int, k: int) -> int:
         """The largest rank whose state takes at most ``budget`` bytes, for ``d`` columns.

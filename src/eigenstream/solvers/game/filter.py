@@ -3,8 +3,6 @@
 ``M`` estimates ``A V`` with noise ``N``, in units of ``κ``, the noise of one row. The rows gathered give ``A_t V`` with
 noise ``R``. The best correction is ``M + (N + R)⁻¹N (A_t V - M)``. For players that did not move this is the mean over
 all rows. Products with the search directions are those of the rows gathered alone.
-
-Two views have a filter each: what a row adds to the products with ``(x, 0)`` depends on its first view alone.
 """
 
 from __future__ import annotations
@@ -62,10 +60,11 @@ def correct(problem: Problem, state: GameState, P: Factored, half_life: float | 
     R = jnp.stack([_of_rows(*pair, K) / n for pair in zip(problem.parts(S), problem.parts(B), strict=True)])
     first = state.moves == 0
     noise, kappa, own = _noise(problem, state, P, A, B, traces(N + R[:, :K, :K]))
-    gains = [gain(one, r[:K, :K], first) for one, r in zip(N, R, strict=True)]
-    MA = corrected(problem, gains, state.MA, A, True)
-    MB = B if problem.diagonal_only else corrected(problem, gains, state.MB, B)
-    N = jnp.stack([noise_after(g, jnp.where(first, 0, one), r) for g, one, r in zip(gains, N, R, strict=True)])
+    # One gain for both views: with two, correlations could exceed 1.
+    share = gain(N.sum(0), R[:, :K, :K].sum(0), first)
+    MA = corrected(share, state.MA, A)
+    MB = B if problem.diagonal_only else corrected(share, state.MB, B)
+    N = jnp.stack([noise_after(share, jnp.where(first, 0, one), r) for one, r in zip(N, R, strict=True)])
     return Corrected(MA, MB, N, noise, kappa, own, jnp.where(first, 0, before) + n)
 
 
@@ -116,12 +115,11 @@ def gain(N: jax.Array, R: jax.Array, first: Any) -> jax.Array:
     return jnp.where(first, one, jnp.linalg.solve(total + jitter, N))
 
 
-def corrected(problem: Problem, gains: list[jax.Array], known: Tree, new: Tree, swapped: bool = False) -> Tree:
-    """The tracked products plus the gains times their errors on the new rows, then the new products of ``W``."""
-    L = len(gains[0])
+def corrected(gain: jax.Array, known: Tree, new: Tree) -> Tree:
+    """The tracked products plus ``gain`` times their errors on the new rows, then the new products of ``W``."""
+    L = len(gain)
     surprise = players.subtract(players.take(new, 0, L), known)
-    change = combine(problem, [g.T for g in gains], surprise, swapped)
-    return players.stack(players.add(known, change), players.take(new, L, 2 * L))
+    return players.stack(players.add(known, players.combine(gain.T, surprise)), players.take(new, L, 2 * L))
 
 
 def noise_after(gain: jax.Array, N: jax.Array, R: jax.Array) -> jax.Array:

@@ -214,6 +214,11 @@ def rayleigh_ritz(problem: Problem, state: GameState, known: Corrected) -> Ritz:
         C = C[None]
     else:
         ritz, C = small_svd(GA, GB[0], GB[1], CUTOFF)
+        if not problem.orthonormal:
+            # Products of different rows contradict one another where a correlation is above 1: it comes last.
+            ritz = jnp.where(ritz > 1, 1 / ritz, ritz)
+            order = jnp.argsort(-ritz)
+            ritz, C = ritz[order], C[:, :, order]
         size = jnp.maximum(ritz[0], jnp.finfo(GB.dtype).tiny)
     C = C[:, :, :K]
     if state.exact:
