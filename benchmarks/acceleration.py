@@ -350,10 +350,10 @@ views, summed, relative to the exact top-k sum (1 is perfect). Batches of 100 of
 included, default settings, and one pass unless stated otherwise.
 
 The defaults were chosen on planted problems, MNIST and the problems below. The verdict was calibrated on 276 problems
-of the generator in `benchmarks/verdicts.py` (seeds 0 to 5, eight of its sizes). The section `knowing` has other seeds and
-more sizes: the page shows seeds 100 to 105 of the nine smaller sizes, as far as the time went (50 of 54 pairs). They ran
-before the last changes: one gain for both views, correlations above 1 come last, and at most a quarter of the columns are
-players.
+of the generator in `benchmarks/verdicts.py` (seeds 0 to 5, eight of its sizes). The section `knowing` has other seeds
+and more sizes: the page shows seeds 100 to 105 of the nine smaller sizes, as far as the time went (50 of 54 pairs).
+They ran before the last changes: one gain for both views, correlations above 1 come last, and at most a quarter of the
+columns are players.
 
 Sketches have rank 256 unless stated otherwise.
 
